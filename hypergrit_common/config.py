@@ -82,6 +82,9 @@ class Trusting:
     trust: tuple[str, ...] = secret(factory=tuple)
 
 
+SECRET_WORD: Final = re.compile(r"(?i)(token|secret|passw(or)?d|access_?key)$")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keys:
     """The key names of one command.
@@ -99,6 +102,7 @@ class Keys:
         known = {*self.secret, *(name.rpartition(".")[2] for name in self.secret)}
         last = key.rpartition(".")[2]
         is_misspelt = any(difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in (key, last))
+        is_misspelt |= SECRET_WORD.search(last) is not None  # of another program, such as hf_token
         return is_misspelt or any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in known)
 
 

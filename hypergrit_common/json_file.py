@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin, get_type_hints, is_typeddict
 
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.files import read_limited
@@ -37,3 +38,27 @@ def write_object(values: Mapping[str, Any], path: Path) -> None:
     """
     with atomic_write(path) as draft:
         draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+hints_of = cache(get_type_hints)
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Return True if a JSON value has a type, such as a TypedDict, of which fields may be missing, as in other versions."""
+    base, items = get_origin(kind), get_args(kind)
+    if is_typeddict(kind):
+        hints = hints_of(kind)
+        return isinstance(value, dict) and all(fits(value[name], hints[name]) for name in hints.keys() & value.keys())
+    if base is tuple:
+        return isinstance(value, list) and len(value) == len(items) and all(map(fits, value, items))
+    if base is list:
+        return isinstance(value, list) and all(fits(item, items[0]) for item in value)
+    if base is dict:
+        return isinstance(value, dict) and all(fits(item, items[1]) for item in value.values())
+    if base is not None:  # a union, or a Literal
+        return any(fits(value, item) if isinstance(item, type) or get_origin(item) else value == item for item in items)
+    if kind is int:
+        return type(value) is int and abs(value) < 1 << 63
+    if kind is float:
+        return isinstance(value, (float, int)) and abs(value) < 1 << 63  # neither infinite nor NaN
+    return kind is Any or isinstance(value, kind)

@@ -131,7 +131,12 @@ def _wrong_rows(batch: pa.RecordBatch, names: set[str]) -> Iterator[tuple[Rows, 
         yield _unset(batch[name], SCORED.field(name)), f"has a null, NaN or infinity in {name}"
     for name in sorted(names & {*SIDES}):
         yield _places(pc.less(batch[name], 1)), f"has a {name} below 1"
-    for name in sorted(names & {"boxes", "box_scores"}) if "status" in names else ():
+    if "sha256" in names:
+        yield (
+            _places(pc.invert(pc.match_substring_regex(batch["sha256"], r"\A[0-9a-f]{64}\z"))),
+            "has a sha256 that is none",
+        )
+    for name in sorted(names & {"boxes", "box_scores", "width", "height"}) if "status" in names else ():
         yield _places(pc.and_(pc.equal(batch["status"], KEPT), batch[name].is_null())), f"is kept without {name}"
     for name, other in PARTNERS.items():
         if {name, other} <= names:

@@ -215,7 +215,7 @@ def pictures(folder: Path, rows: Rows) -> dict[str, Any]:
         walks = {task: made[task]["details"].get("pexels") for task in WALKS if task in made}
         if made:
             found[row.variant.title] = (
-                [(entry["title"], page.inline_file(folder / key / entry["file"])) for entry in figures],
+                [(entry["title"], page.inline_file(folder / key / Path(entry["file"]).name)) for entry in figures],
                 {task: page.Details(folder).draw(entries) for task, entries in walks.items() if entries},
             )
     return found

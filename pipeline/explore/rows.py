@@ -79,7 +79,7 @@ def rows_by_name(
 def spellings(name: str) -> tuple[str, ...]:
     """Return what a name may stand for, the likeliest first: itself, itself without blanks around it, the key of a number."""
     bare = name.strip()
-    return (name, bare, f"{int(bare):012d}") if bare.isascii() and bare.isdigit() else (name, bare)
+    return (name, bare, bare.lstrip("0").zfill(12)) if bare.isascii() and bare.isdigit() else (name, bare)
 
 
 def describe_row(manifest: Manifest, row: Row) -> list[str]:

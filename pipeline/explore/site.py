@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 import heapq
+import json
 import math
 import shutil
 from dataclasses import asdict, dataclass, replace
@@ -154,9 +155,10 @@ def read_disk(path: str) -> dict[str, Any]:
     """The fields of a file that the page shows. Raises UserError for one that is missing or malformed."""
     try:
         found = read_object(Path(path))
+        json.dumps(found, ensure_ascii=False).encode()  # as the page will have it, without lone surrogates
         names = {name: str(found[name]) for name in ("model", "projection")}
         return names | {"points": [check_point(*point) for point in found["points"]]}
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError, OverflowError) as error:
         command = "python -m trainer.analyses.disk MODEL shards=OUT/train output=FILE.json"
         raise UserError(f"disk: {path} has no points of a disk: {error}; write it with {command}") from error
 

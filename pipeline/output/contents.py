@@ -12,11 +12,12 @@ import numpy as np
 
 from hypergrit_common.errors import UserError, is_machine_error
 from hypergrit_common.files import file_hash
+from hypergrit_common.json_file import fits
 from hypergrit_common.text import counted, one_line
 from pipeline.output.ledger import check_finished
 from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
-from pipeline.output.manifest import fits, plan_json
+from pipeline.output.manifest import plan_json
 from pipeline.output.record import again, lacked_by_sources, missing_shards, read_command, read_record, recorded_plans
 from pipeline.output.store import Store, indices
 from schemas.files import (

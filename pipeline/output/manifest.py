@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections.abc import Collection, Iterable
-from functools import cache
-from typing import Any, Final, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Final, cast
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import fits
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.urls import clean, safe_lines, safe_message
 from pipeline.output.store import Store, indices
@@ -46,30 +46,6 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 def manifest_hash(manifest: Manifest) -> str:
     """Return the hex SHA-256 of the file of a manifest."""
     return hashlib.sha256(manifest_bytes(manifest)).hexdigest()
-
-
-hints_of = cache(get_type_hints)
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Return True if a JSON value has a type of `schemas`; fields may be missing, as in files of other versions."""
-    base, items = get_origin(kind), get_args(kind)
-    if is_typeddict(kind):
-        hints = hints_of(kind)
-        return isinstance(value, dict) and all(fits(value[name], hints[name]) for name in hints.keys() & value.keys())
-    if base is tuple:
-        return isinstance(value, list) and len(value) == len(items) and all(map(fits, value, items))
-    if base is list:
-        return isinstance(value, list) and all(fits(item, items[0]) for item in value)
-    if base is dict:
-        return isinstance(value, dict) and all(fits(item, items[1]) for item in value.values())
-    if base is not None:  # a union, or a Literal
-        return any(fits(value, item) if isinstance(item, type) else value == item for item in items)
-    if kind is int:
-        return type(value) is int and abs(value) < 1 << 63
-    if kind is float:
-        return isinstance(value, (float, int)) and abs(value) < 1 << 63  # neither infinite nor NaN
-    return kind is Any or isinstance(value, kind)
 
 
 def parse_manifest(content: bytes) -> Manifest | None:

@@ -4,14 +4,14 @@ import copy
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
 from hypergrit_common.config import flatten, split_runtime
 from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import fits
 from hypergrit_common.text import counted, one_line
 from pipeline.config import PipelineConfig
-from pipeline.output.manifest import fits, read_failed
+from pipeline.output.manifest import read_failed
 from pipeline.output.store import Store
 from pipeline.read.listing import file_name, full_path
 from pipeline.read.plan import Batch, CutFile, ShardPlans
@@ -120,7 +120,7 @@ def plans_of(batches: Sequence[InputBatch], rows_per_shard: int, folders: Sequen
 def input_path(store: Store, name: str) -> str:
     """Return the path of an input file that the rows of an output name.
 
-    In the output of a command: that in the source, or its name there if that is gone or a URL. Raises UserError.
+    In the output of a command: its name in the source, which is not opened, since others may have named it. Raises UserError.
     """
     if (record := read_record(store)) is not None:
         return full_path(name, record.get("folders", []))
@@ -128,11 +128,7 @@ def input_path(store: Store, name: str) -> str:
     number, _, rest = ("0", "", name) if len(sources) == 1 else name.partition("/")
     if "://" in name or not number.isdecimal() or int(number) >= len(sources):
         return name
-    source = sources[int(number)]
-    with suppress(UserError, RecursionError):
-        if "://" not in source and (found := input_path(Store(source), rest)) != rest:
-            return found
-    return f"{rest} of {source}"
+    return f"{rest} of {sources[int(number)]}"
 
 
 def located(store: Store, row: Mapping[str, Any]) -> str | None:

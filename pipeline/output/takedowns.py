@@ -15,12 +15,13 @@ from hypergrit_common.arrow_sizes import MOST, read_parquet
 from hypergrit_common.config import RESOLVED_FILE
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import MARK
+from hypergrit_common.json_file import fits
 from hypergrit_common.remote import one_line as one_remote_line
 from hypergrit_common.remote import store_errors
 from hypergrit_common.tar import TarError, reader_of
 from pipeline.output.commit import read_places
 from pipeline.output.ledger import is_one_of, read_manifests, read_rows, stamp_of
-from pipeline.output.manifest import fits, parse_failed, write_failed
+from pipeline.output.manifest import parse_failed, write_failed
 from pipeline.output.record import missing_shards, read_command, read_record, recorded_plans
 from pipeline.output.store import LOCK_SUFFIX, TEMPORARY, Store, files_of_shards, indices, shard_sizes
 from pipeline.read.takedown import TAKEN_DOWN, Kind, TakedownList

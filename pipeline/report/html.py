@@ -15,11 +15,11 @@ from markupsafe import Markup, escape
 from hypergrit_common.config import flatten, from_plain
 from hypergrit_common.errors import UserError
 from hypergrit_common.html import render_page
+from hypergrit_common.json_file import fits
 from hypergrit_common.text import duration_text, one_line
 from hypergrit_common.yaml_text import dump_yaml
 from pipeline.config import ReportConfig
 from pipeline.output.ledger import read_manifests_of, stamp_of
-from pipeline.output.manifest import fits
 from pipeline.output.record import DAMAGE, located
 from pipeline.output.store import Store
 from pipeline.read.understood import input_lines

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from hypergrit_common.config import RESOLVED_FILE
 from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import fits
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted, duration_text, one_line
 from hypergrit_common.yaml_text import parse_yaml, plain
@@ -25,7 +26,7 @@ from pipeline.output.ledger import (
     stamp_of,
     write_summary,
 )
-from pipeline.output.manifest import fits, read_failed
+from pipeline.output.manifest import read_failed
 from pipeline.output.record import read_command, read_record
 from pipeline.output.store import Store, check_own_folders, files_of_shards, indices
 from pipeline.read.understood import understood_input

@@ -176,9 +176,10 @@ class Totals:
         self.http_statuses.update(text for text in details.to_pylist() if HTTP_STATUS.fullmatch(text))
 
     def _count_images(self, batch: pa.RecordBatch) -> None:
-        width, height = batch["original_width"].drop_null(), batch["original_height"].drop_null()
-        self.histograms["image_side"].add("shorter", floats(pc.min_element_wise(width, height)))
-        self.histograms["image_side"].add("longer", floats(pc.max_element_wise(width, height)))
+        sides = batch["original_width"], batch["original_height"]
+        shorter, longer = (side(*sides, skip_nulls=False) for side in (pc.min_element_wise, pc.max_element_wise))
+        self.histograms["image_side"].add("shorter", floats(shorter.drop_null()))
+        self.histograms["image_side"].add("longer", floats(longer.drop_null()))
         digits = "".join(value[:16] for value in batch["sha256"].drop_null().to_pylist())
         self.images.add(np.frombuffer(bytes.fromhex(digits), ">u8").astype(np.uint64))
 

@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(13, 1_951),
+    "schemas": Size(13, 1_956),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(42, 6_529),
-    "pipeline": Size(153, 33_626, 9),
-    "trainer": Size(193, 28_327, 12),
+    "hypergrit_common": Size(42, 6_558),
+    "pipeline": Size(153, 33_607, 9),
+    "trainer": Size(193, 28_498, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(621, 66_767),
+    "tests": Size(621, 67_209),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

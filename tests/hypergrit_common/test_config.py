@@ -79,7 +79,11 @@ def test_a_command_is_shown_without_secrets() -> None:
     ("key", "is_hidden"),
     [
         *((key, True) for key in ("headers", "header", "api_key", "apikey", "headers.A", "x.api_keys", "download")),
-        *((key, False) for key in ("name", "head", "download.timeout_s", "key", "score.head")),
+        *((key, True) for key in ("hf_token", "ray.AWS_SECRET_ACCESS_KEY", "s3.Password", "--token")),
+        *(
+            (key, False)
+            for key in ("name", "head", "download.timeout_s", "key", "score.head", "max_tokens", "tokenizer")
+        ),
     ],
 )
 def test_a_secret_is_recognised_without_its_group_and_misspelt(key: str, is_hidden: bool) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.json_file import fits, read_object, write_object
 
 
 def test_an_object_is_read(tmp_path: Path) -> None:
@@ -25,3 +25,8 @@ def test_a_failed_write_keeps_the_old_object(tmp_path: Path) -> None:
         write_object({"b": object()}, tmp_path / "a.json")
     assert list(read_object(tmp_path / "a.json").items()) == [("b", 1), ("a", "naïve")]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(("value", "expected"), [({"a": 1}, True), (None, True), ({"a": "1"}, False), (1, False)])
+def test_a_union_may_hold_a_type_of_items(value: object, expected: bool) -> None:
+    assert fits(value, dict[str, int] | None) == expected

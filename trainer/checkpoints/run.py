@@ -28,7 +28,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.optim import AdamW
 
 from hypergrit_common.devices import THREADS
 from hypergrit_common.errors import UserError
@@ -63,10 +62,15 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore a `random_state`. The generator of a GPU is restored only if it was saved on a GPU."""
+    """Restore a `random_state`. The generator of a GPU is restored only if it was saved on a GPU.
+
+    Raises LookupError, TypeError, ValueError, OverflowError or RuntimeError for one that is damaged.
+    """
     version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
+    random.setstate((version, tuple(numbers), gauss if gauss is None else float(gauss)))
     inner = state["numpy"]["state"] | {"key": np.array(state["numpy"]["state"]["key"], dtype=np.uint32)}
+    if inner["key"].shape != (624,) or not 0 <= inner["pos"] <= 624:  # NumPy would read beyond the key
+        raise ValueError("the state of numpy's generator is out of range")
     np.random.set_state(state["numpy"] | {"state": inner})  # noqa: NPY002
     torch.set_rng_state(decode(state["torch"]))
     if device.type == "cuda" and state["cuda"]:
@@ -87,14 +91,16 @@ logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 TENSORS: Final = "state.safetensors"
-ADAM_KEYS: Final = ("exp_avg", "exp_avg_sq", "step")
-"""Entries of AdamW's state for each parameter."""
 SHOWN_DIFFERENCES: Final = 3
 STATE: Final = {"config": dict, "step": int, "ranks": int, "scaler": dict, "files": list, "threads": int}
 RANK: Final = {"loader": dict, "random": dict}
 LOADER: Final = {"data": str, "place": int, "counts": dict}
-"""The types of the entries in the state of a checkpoint, in that of a rank, and in that of its loader."""
-MOST: Final = {"threads": 1024}
+SCALER: Final = {
+    **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), float),
+    **dict.fromkeys(("growth_interval", "_growth_tracker"), int),
+}
+"""The types of the entries in the state of a checkpoint, in that of a rank, in that of its loader and of its gradient scaler."""
+MOST: Final = {"threads": 1024, "scale": 2.0**127, "_growth_tracker": 2**31 - 1}
 """The largest numbers of entries, other than 2^60."""
 
 
@@ -136,6 +142,11 @@ def restore_checkpoint(
             "version that saved it, or give another output="
         )
     check_entries({"threads": 1, "files": [], **state}, STATE, shown, MARK)
+    check_entries(state["config"], {"optim": dict}, shown, MARK)
+    check_entries(state["config"]["optim"], {"steps": int}, shown, MARK)
+    check_entries(state, {"step": int}, shown, MARK, {"step": state["config"]["optim"]["steps"]})
+    scales = training.scaler.is_enabled() and bool(state["scaler"])  # empty: of a run in another precision
+    check_entries(state["scaler"], SCALER if scales else {}, shown, MARK)
     check_unchanged(shown, changed(state["config"]))
     if process.device.type == "cpu" and THREADS not in os.environ:
         torch.set_num_threads(state.get("threads", torch.get_num_threads()))  # the last digits of sums depend on it
@@ -145,16 +156,18 @@ def restore_checkpoint(
     name = rank_file(path, process.rank if same_ranks else 0).name
     check_entries(rank_state, RANK, shown, name)
     check_entries(rank_state["loader"], LOADER, shown, name)
-    if missing := [name for name in state.get("files", ()) if not (path / name).is_file()]:
-        raise UserError(f"{shown} lacks its file {missing[0]}; {removal(shown)}")
+    check_entries(counts := rank_state["loader"]["counts"], dict.fromkeys(counts, int), shown, name)
+    if missing := sorted({*state.get("files", ())} - {file.name for file in path.iterdir() if file.is_file()}):
+        raise UserError(f"{shown} lacks its file {missing[0]:.80}; {removal(shown)}")
     load_tensors(path, training, shown)
-    training.scaler.load_state_dict(state["scaler"])
+    if scales:
+        training.scaler.load_state_dict(state["scaler"])
     try:
         position = rank_state["loader"]
         if same_ranks:
             set_random_state(rank_state["random"], process.device)
     except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and process.device.type == "cuda":
+        if isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError):  # of the GPU, not of the state
             raise
         raise UserError(f"{shown}/{name} is damaged; {removal(shown)}") from error
     if not same_ranks:
@@ -167,17 +180,21 @@ def restore_checkpoint(
     return state["step"], position
 
 
-def check_entries(values: dict[str, Any], entries: Mapping[str, type], shown: str, file: str) -> None:
+def check_entries(
+    values: dict[str, Any], entries: Mapping[str, type], shown: str, file: str, most: Mapping[str, float] = MOST
+) -> None:
     """Raise UserError for an entry of a state that is not of its type, a list of other than texts, or a number out of range."""
     for name, kind in entries.items():
         value: Any = values.get(name)
         is_right = isinstance(value, kind)
         if kind is int:
-            is_right = type(value) is int and (name == "threads") <= value <= MOST.get(name, 1 << 60)
+            is_right = type(value) is int and (name == "threads") <= value <= most.get(name, 1 << 60)
+        elif kind is float:
+            is_right = type(value) in (int, float) and 0 < value <= most.get(name, 1 << 60)
         elif is_right and kind is list:
             is_right = all(isinstance(item, str) for item in value)
         if not is_right:
-            raise UserError(f"{shown}/{file} is damaged ({name} is {str(value)[:40]!r}); {removal(shown)}")
+            raise UserError(f"{shown}/{file} is damaged ({name:.40} is {str(value)[:40]!r}); {removal(shown)}")
 
 
 def check_unchanged(shown: str, differences: list[str]) -> None:
@@ -194,60 +211,75 @@ def check_unchanged(shown: str, differences: list[str]) -> None:
 def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
     """Copy the tensors of a checkpoint into model and optimizer, of a sharded model only the shards of this rank.
 
-    Raises UserError if one is missing or does not fit. Collective.
+    The optimizer takes memory for what its parameters need, whatever the headers say. Raises UserError if a tensor is
+    missing or does not fit. Collective.
     """
-    targets = {f"model/{name}": value for name, value in training.model.state_dict().items()}
-    targets |= {f"average/{name}": value for name, value in training.average.values.items()}
-    parameters, optimizer = dict(training.model.named_parameters()), training.optimizer
+    name = TENSORS if (path / TENSORS).exists() else "shard-*.safetensors"
     try:
         reader = HuggingFaceStorageReader(str(path))
         saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
-        for name in sorted(saved):
-            if name.startswith("optimizer/"):
-                _, key, owner = name.split("/", 2)
-                if owner in parameters and (key in ADAM_KEYS or not isinstance(optimizer, AdamW)):
-                    targets[name] = new_state(optimizer, parameters[owner], key, saved[name])
-        check_fit(saved, targets, shown)
+        for key, facts in saved.items():
+            if facts.size.numel() != sum(chunk.sizes.numel() for chunk in facts.chunks):
+                raise ValueError(f"the parts of {key:.80} make no tensor")
+    except Exception as error:  # torch checks nothing of the places of shards, which are JSON in the headers
+        raise UserError(f"{shown}/{name} cannot be read ({error}); {removal(shown)}") from None
+    fill_state(training, {name.split("/", 2)[-1] for name in saved if name.startswith("optimizer/")})
+    targets = tensors_of(training)
+    check_fit(saved, targets, shown)
+    try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in a single process
             checkpoint.load(dict(targets), storage_reader=reader)
     except (checkpoint.CheckpointException, SafetensorError, OSError) as error:
         cause = first_cause(error) if isinstance(error, checkpoint.CheckpointException) else error
-        name = TENSORS if (path / TENSORS).exists() else "shard-*.safetensors"
         raise UserError(f"{shown}/{name} cannot be read ({cause}); {removal(shown)}") from None
-    for parameter, state in optimizer.state.items():  # numbers that are no tensors
-        optimizer.state[parameter] = {
-            key: value.item() if value.dtype == torch.int64 else value for key, value in state.items()
-        }
+    for name, parameter in training.model.named_parameters():  # numbers that are no tensors
+        for key, value in training.optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor):
+                training.optimizer.state[parameter][key] = targets[f"optimizer/{key}/{name}"].item()
+
+
+def fill_state(training: TrainingState, names: set[str]) -> None:
+    """Give the optimizer the state of the parameters `names`, by a step without gradients.
+
+    Which tensors and numbers it has, the optimizer alone knows. The step may change weights.
+    """
+    training.optimizer.state.clear()
+    for name, parameter in training.model.named_parameters():
+        parameter.grad = torch.zeros_like(parameter) if name in names and parameter.requires_grad else None
+    training.optimizer.step()
+    training.optimizer.zero_grad(set_to_none=True)
+
+
+def tensors_of(training: TrainingState) -> dict[str, Tensor]:
+    """The tensors of model, average and optimizer by name, each whole or this rank's shard."""
+    tensors = {f"model/{name}": value for name, value in training.model.state_dict().items()}
+    tensors |= {f"average/{name}": value for name, value in training.average.values.items()}
+    for name, parameter in training.model.named_parameters():
+        state = training.optimizer.state.get(parameter, {})
+        # Numbers that are no tensors are counters.
+        tensors |= {f"optimizer/{key}/{name}": torch.as_tensor(value) for key, value in state.items()}
+    return tensors
 
 
 def check_fit(saved: dict[str, Any], targets: dict[str, Tensor], shown: str) -> None:
-    """Raise UserError unless a checkpoint has the tensors of `targets` in their shapes. `saved` are its descriptions."""
+    """Raise UserError unless a checkpoint has the tensors of `targets`, alike. `saved` are its descriptions."""
     fix = "restore the settings of the checkpoint, or give another output="
     if unmatched := sorted(saved.keys() ^ targets.keys()):
         side = "the checkpoint" if unmatched[0] in saved else "the model"
         raise UserError(
-            f"{shown} does not fit this model: only {side} has {unmatched[0].removeprefix('model/')}; {fix}"
+            f"{shown} does not fit this model: only {side} has {unmatched[0].removeprefix('model/'):.200}; {fix}"
         )
     for name, target in targets.items():
         if (size := saved[name].size) != target.shape:
             raise UserError(f"{shown} does not fit this model: {name} is {list(size)}, not {list(target.shape)}; {fix}")
+        if (dtype := saved[name].properties.dtype) != target.dtype:
+            raise UserError(f"{shown} does not fit this model: {name} is of {dtype}, not {target.dtype}; {fix}")
 
 
 def first_cause(error: checkpoint.CheckpointException) -> BaseException:
     """The error of the first rank that failed to read or write its part of a checkpoint."""
     return error.failures[min(error.failures)][0]
-
-
-def new_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, saved: Any) -> Tensor:
-    """Allocate the entry `key` of the state of a parameter. `saved` describes the saved value."""
-    if isinstance(optimizer, AdamW):  # the fused one keeps its step counter on the device of the parameter
-        value = torch.zeros((), device=parameter.device) if key == "step" else torch.zeros_like(parameter)
-    else:  # others keep it on the host, and numbers that are no tensors as int64
-        device = "cpu" if key == "step" else parameter.device
-        value = torch.zeros(saved.size, dtype=saved.properties.dtype, device=device)
-    optimizer.state[parameter][key] = value
-    return value
 
 
 def read_json(path: Path, shown: str) -> dict[str, Any]:

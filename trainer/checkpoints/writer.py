@@ -30,7 +30,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.remote import one_line, store_errors
 from hypergrit_common.weights import save_tensors
 from trainer.checkpoints.folder import CHECKPOINTS, MARK, RunFolder, kept_checkpoints, list_checkpoints
-from trainer.checkpoints.run import FORMAT, TENSORS, TrainingState, first_cause, random_state, rank_file
+from trainer.checkpoints.run import FORMAT, TENSORS, TrainingState, first_cause, random_state, rank_file, tensors_of
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, full_tensor, mark_queued, true_on_all_ranks
 
@@ -160,17 +160,6 @@ def gather_states(loader_state: dict[str, Any], process: Process) -> list[Any]:
     if process.world_size > 1:
         dist.gather_object(mine, ranks if process.is_main else None)
     return ranks
-
-
-def tensors_of(training: TrainingState) -> dict[str, Tensor]:
-    """The tensors of model, average and optimizer by name, each whole or this rank's shard."""
-    tensors = {f"model/{name}": value for name, value in training.model.state_dict().items()}
-    tensors |= {f"average/{name}": value for name, value in training.average.values.items()}
-    for name, parameter in training.model.named_parameters():
-        state = training.optimizer.state.get(parameter, {})
-        # Numbers that are no tensors are counters.
-        tensors |= {f"optimizer/{key}/{name}": torch.as_tensor(value) for key, value in state.items()}
-    return tensors
 
 
 def aligned(value: Tensor) -> int:

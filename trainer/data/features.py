@@ -35,7 +35,8 @@ from trainer.data.listing import ShardVersion, list_facts, version_of
 from trainer.data.order import Draw, Order, mix
 from trainer.data.text_streams import Texts, TextStream, needed_streams
 from trainer.text.base import TextTokenizer, pad
-from trainer.text.syntax import WordTree, collate_trees
+from trainer.text.relations import RELATIONS
+from trainer.text.syntax import NONE, WordTree, collate_trees
 
 Halves = NDArray[np.float16]
 Numbers = NDArray[np.int64]
@@ -50,6 +51,16 @@ SAMPLED: Final = 8192
 """Samples from which the mean and the standard deviation of the features are computed."""
 VIEWED: Final = frozenset({"image", "patches", "box_image"})
 """Columns with all views of an image."""
+PARALLEL: Final = (
+    ("box_image", "phrase", "box_text", "equal"),
+    ("label", "depth", "label_text"),
+    ("initial", "contextual", "word_of_token"),
+    ("head", "relation"),
+    ("query", "query_text"),
+)
+"""Lists of a sample whose items belong together."""
+MAX_LEVELS: Final = 1 << 10
+"""More than the levels of any taxonomy."""
 ITEMS: Final = {"boxes": ("box_image", "a box"), "levels": ("label_text", "labels of a taxonomy")}
 """Lists of which a sample has an item if the model needs it. Features of old versions have no labels."""
 
@@ -63,33 +74,62 @@ class Shard(NamedTuple):
     starts: dict[str, NDArray[np.int32]]  # [n+1] first item of each sample, of such lists
 
 
-def open_shard(url: str, settings: Mapping[str, Any]) -> Shard:
-    """Map a shard of features with these settings into memory. Raises UserError if it is damaged or has other columns."""
+def open_shard(url: str, record: Mapping[str, Any]) -> Shard:
+    """Map a shard of features with this record into memory. Raises UserError if it is damaged or has other columns."""
     try:
-        views, found = settings["views"], Shard(open_arrow_file(pa.memory_map(url)).get_batch(0), {}, {})
+        views, found = record["settings"]["views"], Shard(open_arrow_file(pa.memory_map(url)).get_batch(0), {}, {})
         found.table.validate(full=True)
-        check_columns(found.table, settings)
+        check_columns(found.table, record)
         for name, column in zip(found.table.schema.names, found.table.columns, strict=True):
             if pa.types.is_list(column.type):
-                found.starts[name] = column.offsets.to_numpy()
+                found.starts[name] = column.offsets.to_numpy() if len(column) else np.zeros(1, np.int32)
                 column = column.flatten()
+                if column.null_count:
+                    raise ValueError(f"its column {name} lacks items")
             if pa.types.is_fixed_size_list(column.type):
                 found.arrays[name] = matrix(column, views if name in VIEWED else 1)
             if pa.types.is_boolean(column.type):
                 found.arrays[name] = column.to_numpy(zero_copy_only=False)[:, None, None]
+        check_lists(found)
         return found
-    except (OSError, ValueError, LookupError, AttributeError, pa.ArrowException) as error:
+    except (OSError, ValueError, LookupError, AttributeError, OverflowError, pa.ArrowException) as error:
         raise UserError(f"{url} cannot be read: {error}; remove its manifest, and write the features again") from error
 
 
-def check_columns(table: pa.RecordBatch, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError, KeyError or AttributeError if a shard of features lacks a column or has another type."""
-    width = {name: table.schema.field(name).type.list_size for name in ("image", "text")}
-    n_patches = table.schema.field("patches").type.list_size // width["image"] if settings.get("patches") else 0
-    for field_ in feature_schema(width["image"], width["text"], bool(settings["tokens"]), n_patches):
+def check_columns(table: pa.RecordBatch, record: Mapping[str, Any]) -> None:
+    """Raise ValueError, KeyError or OverflowError if a shard of features lacks a column or has another type."""
+    settings = record["settings"]
+    image, text = (record["training"]["model"][name]["kwargs"] for name in ("image", "text"))
+    n_patches = image["patches"] if settings.get("patches") else 0
+    width = settings["views"] * image["width"]
+    for field_ in feature_schema(width, text["width"], bool(settings["tokens"]), n_patches):
         is_needed = field_.name in table.schema.names or field_.name not in ("label", "depth", "label_text")
         if is_needed and (table[field_.name].type != field_.type or table[field_.name].null_count):
             raise ValueError(f"its column {field_.name} is not of type {field_.type}")
+
+
+def check_lists(shard: Shard) -> None:
+    """Raise ValueError for items that belong together, but whose lists differ, and for numbers out of range."""
+    for names in PARALLEL:
+        first, *others = (shard.starts.get(name, np.full(1, -1)) for name in names)
+        if not all(np.array_equal(first, starts) for starts in others) or first[0] > 0:
+            raise ValueError(f"its lists {', '.join(names)} do not have the same lengths")
+        if np.diff(first).max(initial=0) >= MAX_BOXES:
+            raise ValueError(f"a sample has {MAX_BOXES:,} or more items of {names[0]}")
+    words = np.diff(shard.starts.get("head", np.zeros(1)))
+    limits: dict[str, tuple[int, Any]] = {
+        "depth": (0, MAX_LEVELS),
+        "relation": (0, len(RELATIONS)),
+        "head": (0, words),
+        "word_of_token": (NONE, words),
+    }
+    for name in limits.keys() & shard.starts.keys():
+        least, end = limits[name]
+        numbers = shard.table.column(name).flatten().to_numpy()
+        if end is words:  # those of the sample of each number
+            end = np.repeat(words, np.diff(shard.starts[name]))
+        if not ((least <= numbers) & (numbers < end)).all():
+            raise ValueError(f"its column {name} has a number out of range")
 
 
 def matrix(column: pa.FixedSizeListArray, views: int = 1) -> Halves:
@@ -128,7 +168,7 @@ class FeatureStore:
         self.sets: list[int] = []  # shards of each folder
         for folder, record in zip(folders, records, strict=True):
             self._add_folder(folder, record)
-        self.shards = [open_shard(url, settings) for url in self.urls]
+        self.shards = [open_shard(url, records[0]) for url in self.urls]
         self.usable = [usable_rows(shard, needs) for shard in self.shards]
         self.counts = [s.table.num_rows if u is None else len(u) for s, u in zip(self.shards, self.usable, strict=True)]
         self.ends = np.cumsum(self.counts, dtype=np.int64)
@@ -344,6 +384,9 @@ class FeatureBuilder:
             column = f"{kind.column}_text"
             first, _ = rows.items(column)
             stored, owner = rows.values(kind.column), np.array([number for number, _ in found], np.int64)
+            if lacking := [number for number, text in found if text not in stored[number]]:
+                url = self.index.urls[rows.shard[lacking[0]]]
+                raise UserError(f"{url} lacks a {kind.column} of {rows[lacking[0]]}; write the features again")
             items = first[owner] + np.array([stored[number].index(text) for number, text in found], np.int64)
             return Rows(self.index, rows.shard[owner], items).take(column)
 

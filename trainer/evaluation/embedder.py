@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypergrit_common.disk import atomic_write
+from hypergrit_common.files import check_file
 from hypergrit_common.images import ImageRejected
 from hypergrit_common.lazy import is_plugin, plugin_hash
 from hypergrit_common.threads import map_in_threads
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 KEY_BYTES: Final = 16
 ROWS_PER_FILE: Final = 2048
 """Number of new rows that are kept in memory before they are written to a file."""
+MAX_ROWS: Final = 1 << 20
+"""Maximum number of rows of a file that is read: a batch may be larger than `ROWS_PER_FILE`."""
 
 
 def content_key(*parts: bytes | str) -> bytes:
@@ -60,6 +63,19 @@ def content_key(*parts: bytes | str) -> bytes:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.digest()[:KEY_BYTES]
+
+
+def open_rows(path: Path, dtype: np.dtype[np.void], most: int) -> NDArray[np.void] | None:
+    """Map the rows of an .npy file of the cache into memory. One that is damaged or has others, or too many, is logged."""
+    try:
+        check_file(path)
+        rows: NDArray[np.void] = np.lib.format.open_memmap(path, mode="r")
+        if rows.dtype != dtype or rows.ndim != 1 or len(rows) > most:
+            raise ValueError("it holds rows of another kind, or too many")
+    except Exception as error:  # its type depends on the place of the damage
+        logger.warning("%s is damaged and is ignored: %s", path, error)
+        return None
+    return rows
 
 
 class FeatureCache:
@@ -77,13 +93,7 @@ class FeatureCache:
 
     def _open(self, path: Path) -> None:
         """Add the rows of a file. A damaged file is logged and ignored; its rows are computed again."""
-        try:
-            rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # its type depends on the place of the damage
-            logger.warning("%s is damaged and is ignored: %s", path, error)
-            return
-        if rows.dtype != self.dtype or rows.ndim != 1:
-            logger.warning("%s holds features of another width and is ignored", path)
+        if (rows := open_rows(path, self.dtype, MAX_ROWS)) is None:
             return
         self.places |= {key.tobytes(): (len(self.maps), row) for row, key in enumerate(np.array(rows["key"]))}
         self.maps.append(rows)

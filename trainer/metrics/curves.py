@@ -17,9 +17,12 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import read_limited
 from hypergrit_common.json_file import parse_object
 from hypergrit_common.plots import COLORS, axes
+from hypergrit_common.urls import safe_message
 from trainer.evaluation.metrics import in_words
 
 MAX_BYTES: Final = 1 << 30  # more than a million rows
+LARGEST: Final = 1e100
+"""Largest number of a row; axes overflow beyond it."""
 
 PANELS: Final = {
     "Loss": r"loss/(total|contrastive)",
@@ -47,8 +50,11 @@ class Curve(NamedTuple):
 def parse_row(line: str | bytes, number: int) -> dict[str, float]:
     """The row in a line of metrics.jsonl. Raises ValueError, naming the number of the line, for anything else."""
     row = parse_object(line, f"line {number}")
-    if not isinstance(row.get("step"), int):
+    if type(row.get("step")) is not int:
         raise ValueError(f"line {number} has no step")
+    for name, value in row.items():
+        if not (isinstance(value, float | int) and abs(value) <= LARGEST):
+            raise ValueError(f"line {number} has no number for {name:.80}")
     return row
 
 
@@ -87,10 +93,10 @@ def draw(found: Mapping[str, Sequence[Curve]], title: str, path: Path) -> Path:
     with axes(path, 4.6 * columns, 3.1 * rows + 0.5) as first:
         figure = first.figure
         first.remove()
-        figure.suptitle(title, x=0.01, ha="left")
+        figure.suptitle(safe_message(title), x=0.01, ha="left")
         for place, (name, lines) in enumerate(found.items(), start=1):
             ax = figure.add_subplot(rows, columns, place, xlabel="step")
-            ax.set_title(name, loc="left", fontsize=10)
+            ax.set_title(safe_message(name), loc="left", fontsize=10)
             for color, line in zip(cycle(COLORS), lines, strict=False):
                 window = max(len(line.values) // SMOOTH, 1)
                 parts = [line.values[max(end - window, 0) : end] for end in range(1, len(line.values) + 1)]
@@ -100,16 +106,22 @@ def draw(found: Mapping[str, Sequence[Curve]], title: str, path: Path) -> Path:
                     ax.plot(line.steps, means, "--", color="gray", label=None if has_name else "chance")
                 else:
                     style = "o-" if len(parts) < SMOOTH else "-"
-                    ax.plot(line.steps, means, style, color=color, label=line.label, ms=3)
+                    ax.plot(line.steps, means, style, color=color, label=safe_message(line.label), ms=3)
             ax.grid(alpha=0.25)
             ax.legend(frameon=False, fontsize=7.5)
+        for text in figure.findobj(lambda item: hasattr(item, "set_parse_math")):
+            text.set_parse_math(False)  # names are no formulas
     return path
 
 
 def write_curves(output: Path) -> Path:
     """Draw OUTPUT/curves.png for the run in a folder; return its path. Raises UserError without metrics or matplotlib."""
     rows = read_rows(output / "metrics.jsonl")
-    return draw(panels(rows), f"{output.name}, {rows[-1]['step']:,} steps", output / "curves.png")
+    if not (found := panels(rows)):
+        raise UserError(
+            f"{output / 'metrics.jsonl'} has none of the metrics of a training; give the output folder of a run"
+        )
+    return draw(found, f"{output.name}, {rows[-1]['step']:,} steps", output / "curves.png")
 
 
 def compare_runs(outputs: Sequence[Path], metric: str) -> Path:

@@ -310,7 +310,7 @@ def report(session: Session, step: PendingStep) -> bool:
         values |= session.meter.read()
         counts = session.copies.state["counts"]  # of this process since the start of the run
         if places := counts.get("token_places", 0):
-            values |= {"data/padding_share": 1 - counts["tokens"] / places}
+            values |= {"data/padding_share": 1 - counts.get("tokens", 0) / places}
         if "boxes" in run.model.needs:
             n = counts.get("boxes", 0) / counts["samples"]
             values |= {"data/equal_phrases": counts.get("equal_phrases", 0), "data/boxes_per_sample": n}

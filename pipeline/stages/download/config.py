@@ -10,6 +10,7 @@ from yarl import URL
 from hypergrit_common.config import check_positive, check_range, reaches, runtime, secret
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import ImageLimits
+from hypergrit_common.urls import check_no_user
 from pipeline.images import ResizeConfig
 from pipeline.stages.download.addresses import canonical_hosts, check_headers, check_proxy, headers_by_origin
 
@@ -106,6 +107,8 @@ class DownloadConfig:
         check_positive(self, "timeout_s", "deadline_s")
         if not self.contact.isprintable():
             raise UserError("contact is sent in a header; give one line of printable characters")
+        if "://" in self.contact:  # servers get it, and manifests keep it
+            check_no_user("download.contact", self.contact)
         check_headers(self.headers)
         if self.proxy == "none":
             object.__setattr__(self, "proxy", "")

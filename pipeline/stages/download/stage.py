@@ -262,5 +262,5 @@ def silent_host(table: pa.Table) -> str:
     """
     rows = zip(*(table[name].to_pylist() for name in ("stage", "reason", "url")), strict=True)
     urls = [url for stage, reason, url in rows if stage == "download" and reason in UNANSWERED]
-    hosts = {parse_url(url).host or "" for url in urls}
+    hosts = {parse_url(url).raw_host or "" for url in urls}
     return hosts.pop() if len(hosts) == 1 else ""

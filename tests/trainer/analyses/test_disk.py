@@ -76,7 +76,16 @@ def test_models_without_hyperbolic_space_and_empty_shards_are_errors(shards: Pat
 
 
 @pytest.mark.parametrize(
-    "point", [["1", "image", "a", 0.9, 0.9], ["1", "word", "a", 0.1, 0.1], ["1", "image", "a", 0.1], ["1"], 7]
+    "point",
+    [
+        ["1", "image", "a", 0.9, 0.9],
+        ["1", "word", "a", 0.1, 0.1],
+        ["1", "image", "a", 0.1],
+        ["1"],
+        7,
+        ["1", "image", "\ud800", 0.1, 0.1],
+        ["1", "image", "a", 10**400, 0],
+    ],
 )
 def test_a_malformed_file_is_refused_with_its_name(point: object, tmp_path: Path) -> None:
     path = tmp_path / "disk.json"

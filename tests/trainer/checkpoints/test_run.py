@@ -116,11 +116,24 @@ def test_a_damaged_file_is_an_error_that_names_it(saved: Saved, name: str) -> No
         saved.restore()
 
 
-@pytest.mark.parametrize("wrong", [{}, {"random": None}, {"random": {"torch": "!"}}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"random": None},
+        {"random": {"torch": "!"}},
+        {"random": {"python": [3, [1] * 625, "x"]}},
+        *({"random": {"numpy": {"pos": pos}}} for pos in (-1, 625, 2**31 - 1)),
+        *({"random": {"numpy": {"key": key}}} for key in ([1] * 623, [1] * 700, [[1]] * 624)),
+    ],
+)
 def test_a_state_of_a_process_without_its_fields_is_damaged(saved: Saved, wrong: dict[str, Any]) -> None:
     path = saved.path / "rank_00000.json"
     state = json.loads(path.read_text())
     random = wrong.get("random") and {**state["random"], **wrong["random"]}
+    if random and "numpy" in wrong["random"]:
+        numbers = state["random"]["numpy"]
+        random["numpy"] = numbers | {"state": numbers["state"] | random["numpy"]}
     path.write_text(json.dumps({**state, **wrong, "random": random} if wrong else {}))
     with pytest.raises(UserError, match=r"rank_00000.json is damaged.*to resume from the checkpoint before it"):
         saved.restore()
@@ -129,9 +142,11 @@ def test_a_state_of_a_process_without_its_fields_is_damaged(saved: Saved, wrong:
 WRONG = [
     ("state.json", entry, value)
     for entry, value in (("config", []), ("config", None), ("step", "x"), ("step", -5), ("ranks", None), ("scaler", 5),
-                         ("files", [5]), ("files", "abc"), ("threads", 0), ("threads", 10**6), ("threads", True))
+                         ("files", [5]), ("files", "abc"), ("threads", 0), ("threads", 10**6), ("threads", True),
+                         ("step", 13), ("config", {"optim": []}), ("config", {"optim": {"steps": "many"}}))
 ] + [("rank_00000.json", "loader", value)
-     for value in (5, {}, {"data": "x", "counts": {}, "place": -1}, {"data": "x", "counts": 5, "place": 1})]  # fmt: skip
+     for value in (5, {}, {"data": "x", "counts": {}, "place": -1}, {"data": "x", "counts": 5, "place": 1},
+                   *({"data": "x", "counts": {"boxes": n}, "place": 1} for n in ("9", [7], 1.5, -1, 10**40)))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "entry", "value"), WRONG)
@@ -140,6 +155,94 @@ def test_an_entry_of_another_type_is_damage_of_its_file(saved: Saved, name: str,
     path.write_text(json.dumps(json.loads(path.read_text()) | {entry: value}))
     with pytest.raises(UserError, match=rf"{name} is damaged \(\w+ is '.*to resume from the checkpoint before it"):
         saved.restore()
+
+
+def edit_header(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the header of a safetensors file, which describes its tensors; their bytes stay."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+
+
+def places(offsets: Callable[[int], list[Any]] | str) -> Callable[[dict[str, Any]], None]:
+    """A change that adds places of shards: `offsets` of the number of dimensions of each tensor, or a text as it is."""
+
+    def change(header: dict[str, Any]) -> None:
+        text = offsets
+        if callable(offsets):
+            text = json.dumps({name: {"saved_offsets": offsets(len(of["shape"]))} for name, of in header.items()})
+        header["__metadata__"] = {"DCP_SHARDING_INFO": text, "DCP_VERSION": "1"}
+
+    return change
+
+
+def renamed(old: str, new: str) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header.update({new: header.pop(old)})
+
+
+def described(name: str, **facts: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header[name].update(facts)
+
+
+LION = "optimizer/exp_avg/visual_proj.weight"
+
+
+def test_a_header_that_does_not_describe_the_tensors_of_the_run_is_an_error(tmp_path: Path) -> None:
+    """Lion, since what its state holds was once taken from the header: a place of 10^12 would need 64 TB."""
+    run = small_run(tmp_path / "run", "optim.name=lion")
+    update(run, next(iter(run.loader)))
+    path = save(tmp_path, run, 1)
+    good = (path / "state.safetensors").read_bytes()
+    cases: dict[Callable[[dict[str, Any]], Any], str] = {
+        places("[1"): "cannot be read",
+        places('{"model/curv": 3}'): "cannot be read",
+        places(lambda n: ["x"] * n): "cannot be read",
+        places(lambda n: [10**12] * n): "cannot be read .*make no tensor",
+        renamed(LION, "optimizer/y"): "does not fit this model: only the .* has optimizer/",
+        renamed(LION, "optimizer//"): "does not fit this model: only the .* has optimizer/",
+        renamed(LION, LION.replace("exp_avg", "other")): "does not fit this model: only the model has",
+        described(LION, shape=[16 * 32]): r"does not fit this model: .*visual_proj.weight is \[512\], not",
+        described(LION, dtype="I32"): "does not fit this model: .*visual_proj.weight is of torch.int32, not",
+    }
+    for change, message in cases.items():
+        (path / "state.safetensors").write_bytes(good)
+        edit_header(path / "state.safetensors", change)
+        with pytest.raises(UserError, match=message):
+            restore_checkpoint(path, run, CPU, lambda saved: [])
+    (path / "state.safetensors").write_bytes(good)
+    (path / "more.safetensors").write_bytes(good)
+    with pytest.raises(UserError, match="make no tensor"):
+        restore_checkpoint(path, run, CPU, lambda saved: [])
+
+
+def test_a_checkpoint_names_only_files_of_its_folder(saved: Saved) -> None:
+    state = json.loads((saved.path / "state.json").read_text())
+    for name in ("a" * 300, "a\0b", "../../../merges.txt", str(saved.path / "state.json")):
+        (saved.path / "state.json").write_text(json.dumps(state | {"files": [name]}))
+        with pytest.raises(UserError, match="lacks its file"):
+            saved.restore()
+
+
+def test_a_run_may_resume_in_another_precision(saved: Saved, tmp_path: Path) -> None:
+    saved.run.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert saved.restore()[0] == 1
+    assert saved.run.scaler.get_scale() == 8  # that of the new run: the checkpoint is of one in fp32
+    saved.run.scaler.scale(torch.ones(()))
+    half = Saved(saved.run, save(tmp_path, saved.run, 2))
+    saved.run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    half.restore()
+    assert saved.run.scaler.get_scale() == 8
+    state = json.loads((half.path / "state.json").read_text())
+    for wrong in ({"scale": "x"}, {"scale": 0}, {"scale": 1e300}, {"_growth_tracker": 2**40}, {"growth_factor": None}):
+        (half.path / "state.json").write_text(json.dumps(state | {"scaler": state["scaler"] | wrong}))
+        with pytest.raises(UserError, match=r"state.json is damaged"):
+            half.restore()
+    saved.run.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    half.restore()
+    assert saved.run.scaler.state_dict() == {}
 
 
 def test_another_format_is_an_error(saved: Saved) -> None:

@@ -24,8 +24,8 @@ from tests.trainer.small_run import (
     write_data,
 )
 from trainer.checkpoints.folder import RunFolder, list_checkpoints
-from trainer.checkpoints.run import restore_checkpoint
-from trainer.checkpoints.writer import CheckpointWriter, DraftWriter, tensors_of
+from trainer.checkpoints.run import restore_checkpoint, tensors_of
+from trainer.checkpoints.writer import CheckpointWriter, DraftWriter
 from trainer.config import TrainConfig, as_dict
 from trainer.training.build import build
 from trainer.training.step import update

@@ -117,7 +117,8 @@ def test_an_index_with_other_columns_is_replaced_by_the_headers(output: Path) ->
 
 
 def test_features_with_other_columns_are_a_message(tmp_path: Path) -> None:
-    settings = {"views": 1, "tokens": False, "patches": False}
+    towers = {name: {"kwargs": {"width": 1}} for name in ("image", "text")}
+    record = {"settings": {"views": 1, "tokens": False, "patches": False}, "training": {"model": towers}}
     good = {
         "key": pa.array(["0"]), "caption": pa.array(["a"]), "phrase": pa.array([["a"]]), "equal": pa.array([[True]]),
         "label": pa.array([["a"]]), "depth": pa.array([[0]], pa.list_(pa.int16())),
@@ -132,7 +133,7 @@ def test_features_with_other_columns_are_a_message(tmp_path: Path) -> None:
         batch = pa.record_batch([batch[field.name].cast(field.type) for field in fields], schema=pa.schema(fields))
         with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, batch.schema) as file:
             file.write_batch(batch)
-        return open_shard(path, settings).table.num_rows
+        return open_shard(path, record).table.num_rows
 
     assert opened(good) == 1
     assert opened({name: column for name, column in good.items() if not name.startswith(("label", "depth"))}) == 1

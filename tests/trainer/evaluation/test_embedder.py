@@ -1,5 +1,6 @@
 """The embedder: cache, duplicates, boxes, errors, and resumption."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from tests.trainer.evaluation.tasks.embedding import model_and_tokenizer
 from trainer.data.preprocess import PreprocessConfig, fit
-from trainer.evaluation.embedder import CachedEmbedder, hash_model
+from trainer.evaluation.embedder import KEY_BYTES, CachedEmbedder, FeatureCache, hash_model
 from trainer.evaluation.sets.pictures import to_square
 from trainer.evaluation.task import ImageSource
 
@@ -79,6 +80,28 @@ def test_a_damaged_file_of_the_cache_is_computed_again(embedder: CachedEmbedder,
     file.write_bytes(file.read_bytes()[:70])
     again = CachedEmbedder(embedder.model, embedder.tokenizer, tmp_path / "cache")
     torch.testing.assert_close(again.texts(["a", "b"]), expected)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zip", "pickle", "another width", "two axes", "too many", "link to a device"])
+def test_what_is_no_file_of_the_cache_is_ignored_and_named(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, rows = tmp_path / "a.npy", np.zeros(3, [("key", "u1", KEY_BYTES), ("features", "<f4", 2)])
+    np.save(path, rows)
+    assert len(FeatureCache(tmp_path, 2).places) == 1
+    monkeypatch.setattr("trainer.evaluation.embedder.MAX_ROWS", 3 - (kind == "too many"))
+    if kind != "too many":
+        path.unlink()
+        {
+            "pipe": lambda: os.mkfifo(path),
+            "zip": lambda: np.savez(path.with_suffix(".npz"), rows) or path.with_suffix(".npz").rename(path),
+            "pickle": lambda: path.write_bytes(b"\x80\x04\x95"),
+            "another width": lambda: np.save(path, np.zeros(3, [("key", "u1", KEY_BYTES), ("features", "<f4", 3)])),
+            "two axes": lambda: np.save(path, rows[None]),
+            "link to a device": lambda: path.symlink_to("/dev/zero"),
+        }[kind]()
+    assert not FeatureCache(tmp_path, 2).places
+    assert [line.split(" is damaged")[0] for line in caplog.messages] == [str(path)]
 
 
 def test_boxes_and_preprocessing_have_features_of_their_own(embedder: CachedEmbedder, tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
 """Labels, queries and patches of features are those that a training on the shards reads."""
 
+import functools
+import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -14,11 +19,13 @@ from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.checkpoints.towers import FrozenModel
 from trainer.data.batch_builder import BatchBuilder
 from trainer.data.config import DataConfig
-from trainer.data.features import FeatureBuilder, FeatureStore
+from trainer.data.feature_record import read_record
+from trainer.data.features import PARALLEL, FeatureBuilder, FeatureStore, open_shard
 from trainer.data.loader import Loader
 from trainer.data.order import Draw
-from trainer.data.text_streams import find_queries, possible_queries
+from trainer.data.text_streams import STREAMS, TextRow, Texts, find_queries, possible_queries
 from trainer.evaluation.held_out.shards import HeldOutShards
+from trainer.text.relations import RELATIONS
 
 CAPTIONS = (
     "cat 1. A red dog with a ball, near  the house; it runs and two birds under the old tree by the long river bank",
@@ -134,3 +141,81 @@ def test_features_without_labels_or_patches_are_named(world: World, tmp_path: Pa
         FeatureStore(str(other.features), frozenset({"boxes", "levels"}))
     with pytest.raises(UserError, match=r"no states of patches, .*patches=true"):
         FeatureStore(str(other.features), frozenset({"queries"}))
+
+
+def test_lists_of_a_shard_that_do_not_belong_together_are_an_error(world: World, tmp_path: Path) -> None:
+    record = dict(read_record(str(world.features)))
+    source, path = world.features / "features" / "00000.arrow", tmp_path / "0.arrow"
+    with pa.ipc.open_file(pa.memory_map(str(source))) as file:
+        table = file.read_all()
+    rows = table.to_pylist()
+
+    def opened(changes: dict[int, dict[str, Any]]) -> None:
+        changed = pa.Table.from_pylist([row | changes.get(i, {}) for i, row in enumerate(rows)], table.schema)
+        with pa.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(changed)
+        open_shard(str(path), record)
+
+    opened({})
+    for name in itertools.chain(*PARALLEL):
+        few, many = sorted(range(len(rows)), key=lambda i: len(rows[i][name]))[:: len(rows) - 1]
+        shorter, longer = rows[many][name][:-1], [*rows[few][name], rows[many][name][-1]]
+        for changes in ({many: {name: shorter}}, {many: {name: shorter}, few: {name: longer}}):  # also of equal totals
+            with pytest.raises(
+                UserError, match=rf"0\.arrow cannot be read: its lists .*{name}.* write the features again"
+            ):
+                opened(changes)
+    words = len(rows[1]["head"])
+    wrong = {
+        "relation": (-32768, -1, len(RELATIONS)),
+        "head": (-1, words),
+        "word_of_token": (-2, words),
+        "depth": (-1, 1024),
+    }
+    for name, numbers in wrong.items():
+        for number in numbers:
+            with pytest.raises(UserError, match=f"its column {name} has a number out of range"):
+                opened({1: {name: [*rows[1][name][:-1], number]}})
+    phrases = table.column("phrase").combine_chunks()
+    lacking = pa.ListArray.from_arrays(
+        phrases.offsets, pa.nulls(len(phrases.values), pa.string()), table.schema.field("phrase").type
+    )
+    with pa.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(
+            table.set_column(table.schema.get_field_index("phrase"), table.schema.field("phrase"), lacking)
+        )
+    with pytest.raises(UserError, match="its column phrase lacks items"):
+        open_shard(str(path), record)
+
+
+def test_a_query_that_the_features_lack_is_an_error_that_names_the_sample(world: World) -> None:
+    _, found = builders(world, load_model(world.tower), "queries")
+    kind = next(kind for kind in STREAMS.values() if kind.column == "query")
+    rows = found.index.locate(np.arange(2))
+    with pytest.raises(UserError, match=r"0\.arrow lacks a query of \S+; write the features again"):
+        found.stream(kind._replace(rows=lambda _: [TextRow("no such text")]), rows, [Texts("a", [], [])] * 2)
+
+
+WRONG: list[tuple[str, Any]] = [
+    *(("settings.views", value) for value in (0, 4, 1 << 40, "2", True)),
+    *(("settings.tokens", value) for value in ("tower", 5, {"kind": "tower"}, [])),
+    *(("training.model.text", value) for value in (None, "x", [], {"name": "cached"})),
+    *(("training.model.image.name", value) for value in ("vit_small", None)),
+    *(("training.model.image.kwargs.width", value) for value in (-1, 31, 1 << 30, "32", None)),
+    *(("training.model.image.kwargs.patches", value) for value in (-1, 3, "4")),
+    *((f"training.{name}", 1) for name in ("model.image.kwargs.hidden", "model.embed_dim", "optim")),
+    *((name, None) for name in ("training", "training.model", "training.model.image.kwargs", "settings", "tower")),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_a_record_with_other_values_is_an_error(world: World, tmp_path: Path, key: str, value: Any) -> None:
+    """Those that it may have are compared with the shards: 4 views, for example, of 2 that are twice as wide."""
+    record = json.loads((world.features / "features.json").read_text())
+    *groups, last = key.split(".")
+    functools.reduce(dict.__getitem__, groups, record)[last] = value
+    (tmp_path / "features.json").write_text(json.dumps(record))
+    for name in ("features", "_manifests"):
+        (tmp_path / name).symlink_to(world.features / name)
+    with pytest.raises(UserError, match=r"(holds no features|cannot be read).*write "):
+        FeatureStore(str(tmp_path), frozenset())

@@ -61,6 +61,37 @@ def test_a_run_without_metrics_is_an_error_that_names_the_file(tmp_path: Path, t
         write_curves(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        '"loss/x": null',
+        '"loss/x": "9"',
+        '"loss/x": [1]',
+        f'"loss/x": 1{"0" * 400}',
+        '"loss/x": -1e200',
+        '"loss/x": NaN',
+    ],
+)
+def test_a_value_that_is_no_number_is_an_error_that_names_its_line(tmp_path: Path, row: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss/x": 1}}\n{{"step": 2, {row}}}\n')
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl cannot be read: line 2 has no number for loss/x; give the output"
+    ):
+        write_curves(tmp_path)
+
+
+def test_names_are_drawn_as_they_are_and_rows_without_known_names_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    names = ("$\\frac{$", "a\x1b]0;b\x07", "\ud800", "$a_", "c\nd")
+    path.write_text("".join(json.dumps({"step": 1, **{f"loss/{name}": 1 for name in names}}) + "\n" for _ in range(2)))
+    assert write_curves(tmp_path).read_bytes().startswith(b"\x89PNG")
+    path.write_text('{"step": 1, "else/loss": 1}\n')
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl has none of the metrics of a training; give the output folder"
+    ):
+        write_curves(tmp_path)
+
+
 def test_one_metric_of_several_runs_is_drawn_and_a_missing_one_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,9 +11,10 @@ import PIL.Image
 from markupsafe import Markup
 
 from hypergrit_common.disk import atomic_write
+from hypergrit_common.files import read_limited
 from hypergrit_common.html import render_page
 from hypergrit_common.images import ImageRejected, decode
-from hypergrit_common.samples import LIMITS
+from hypergrit_common.samples import LIMITS, MAX_SAMPLE_BYTES
 from hypergrit_common.text import without_controls
 from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.report.tables import (
@@ -34,6 +35,7 @@ MAX_PICTURES: Final = 48
 """Pictures in the details of a task and model."""
 MAX_TEXT: Final = 300
 THUMBNAIL_PX: Final = 220
+PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
 def write_pages(results: Results, tasks: Sequence[str], output: Path, data: Path, failed: Mapping[str, str]) -> None:
@@ -97,10 +99,12 @@ def section(task: str, results: Results, output: Path, data: Path) -> dict[str, 
 
 
 def inline_file(path: Path) -> str:
-    """A PNG file as a data URL; empty if it is missing."""
-    if not path.is_file():
+    """A PNG file of at most `MAX_SAMPLE_BYTES` as a data URL; empty if it is missing, no such file, or a link."""
+    try:
+        content = b"" if path.is_symlink() else read_limited(path, MAX_SAMPLE_BYTES)
+    except (OSError, ValueError):
         return ""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}" if content.startswith(PNG) else ""
 
 
 class Details:
@@ -137,7 +141,7 @@ def thumbnail(path: Path, box: tuple[float, ...] | None) -> str:
     """
     if box is not None and len(box) != 4:
         raise ValueError(f"box {box} is not (left, top, width, height)")
-    image = PIL.Image.fromarray(cut(decode(path.read_bytes(), LIMITS), box))
+    image = PIL.Image.fromarray(cut(decode(read_limited(path, MAX_SAMPLE_BYTES), LIMITS), box))
     image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
     file = io.BytesIO()
     image.save(file, "JPEG", quality=82)

@@ -2,13 +2,15 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.cli import BUG, INCOMPLETE
+from hypergrit_common.config_help import print_lines
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_link
 from hypergrit_common.json_file import write_object
 from hypergrit_common.lazy import is_plugin
 from hypergrit_common.urls import safe_message
@@ -60,12 +62,14 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
         workers=config.workers,
         figures=config.figures,
     )
+    named = labels(config.model)
+    on_rank_0(lambda: check_links(output, named))
     results: dict[str, dict[str, dict[str, Any]]] = {}
     models: dict[str, dict[str, str]] = {}
     failed: dict[str, str] = {}
     unfetched: dict[str, str] | None = None
     # Models that do not exist come first: their errors are known at once, not after hours.
-    for label, source in sorted(labels(config.model).items(), key=lambda item: Path(split(item[1])[1]).exists()):
+    for label, source in sorted(named.items(), key=lambda item: Path(split(item[1])[1]).exists()):
         try:
             loaded = load(source, config.trust)
         except UserError as error:
@@ -102,6 +106,14 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
         raise UserError(f"no task could be evaluated: {contents[0]['error']}")
     incomplete = any(is_incomplete(content, bool(config.tasks)) for content in contents)
     return INCOMPLETE if failed or unfetched or incomplete else 0
+
+
+def check_links(output: Path, names: Iterable[str]) -> None:
+    """Raise UserError for a folder of models or of the cache that is a link to one of other files, as in `check_link`."""
+    cache = output / CACHE
+    for path in (*(output / name for name in names), cache, *cache.glob("*"), *cache.glob("*/*")):
+        if path.is_symlink() and path.is_dir():
+            check_link(str(path))
 
 
 def is_incomplete(content: dict[str, Any], is_named: bool) -> bool:
@@ -152,14 +164,13 @@ def load(model: str, trust: Sequence[str] = ()) -> LoadedModel:
 
 def print_results(results: dict[str, dict[str, dict[str, Any]]], tasks: Sequence[str], output: Path) -> None:
     """Print the metrics of the tables with their chance levels, and the path of the page."""
-    print(f"{'model':20} {'metric':60} {'value':>8} {'chance':>8}")
+    lines = [f"{'model':20} {'metric':60} {'value':>8} {'chance':>8}"]
     for task in tasks:
         table = build_table(task, results)
         for line in table.lines:
             if line.is_ours:
                 for name, cell in zip(table.columns, line.cells, strict=True):
                     chance = show(task, name, results[line.name][task]["chance"].get(name))
-                    print(f"{line.name:20} {f'{task}/{name}':60} {cell.text:>8} {chance:>8}".rstrip())
-        for note in notes_of(task, results):
-            print(safe_message(f"{task}: {note}"))
-    print(f"results: {output / 'index.html'}")
+                    lines.append(f"{line.name:20} {f'{task}/{name}':60} {cell.text:>8} {chance:>8}".rstrip())
+        lines += [safe_message(f"{task}: {note}") for note in notes_of(task, results)]
+    print_lines([*lines, f"results: {output / 'index.html'}"])

@@ -30,6 +30,7 @@ from hypergrit_common.text import counted
 from trainer.data.index import SampleIndex
 from trainer.data.indexing import build_index
 from trainer.data.shards import ByteRangeReader
+from trainer.evaluation.embedder import open_rows
 from trainer.evaluation.sets.pictures import read_content
 from trainer.evaluation.task import ImageSource
 
@@ -83,14 +84,15 @@ def training_fingerprints(shards: Locations, folder: Path, workers: int = 4, sta
         index = build_index(list_shards(shards))
     sizes = repr([ROW.names, *zip(index.urls, index.facts.n_bytes.tolist(), index.counts, strict=True)])
     path = folder / f"training-{hashlib.sha256(sizes.encode()).hexdigest()[:16]}.npy"
-    if not path.is_file():
+    found = open_rows(path, ROW, index.n_samples) if path.exists() else None
+    if found is None:
         folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(max(1, workers)) as pool:
             parts = list(pool.map(partial(shard_fingerprints, index), range(len(index.urls))))
         rows = np.concatenate(parts)
         with atomic_write(path) as draft, draft.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
-    found: NDArray[np.void] = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = np.lib.format.open_memmap(path, mode="r")
     return found
 
 

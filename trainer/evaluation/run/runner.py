@@ -8,9 +8,10 @@ OUTPUT/cache/                features, and fingerprints of the training shards
 OUTPUT/summary.md, index.html  see trainer.evaluation.report.page
 
 A finished file is kept if the hash of the model, the options, the checksums of the annotations, the folders of the
-images and the training shards are the same, and nothing was missing. An unexpected error ends one task; among several
-processes it ends all, because the others wait for the one that failed. Under torchrun, all ranks run the tasks and
-share the embedding; rank 0 writes.
+images and the training shards are the same, and nothing was missing. One that this version would not write is computed
+again: an output of strangers must not name files of this machine, or break the pages. An unexpected error ends one
+task; among several processes it ends all, because the others wait for the one that failed. Under torchrun, all ranks
+run the tasks and share the embedding; rank 0 writes.
 """
 
 import dataclasses
@@ -19,14 +20,15 @@ import json
 import logging
 import math
 import os
+import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from hypergrit_common.errors import UserError, prefixed
-from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.json_file import fits, read_object, write_object
 from hypergrit_common.locations import Locations, as_text
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import one_line, redact
@@ -36,9 +38,11 @@ from trainer.distributed.gather import all_ranks, rank, world_size
 from trainer.evaluation.catalog import Task
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.metrics.items import write_items
+from trainer.evaluation.report.page import inline_file
 from trainer.evaluation.report.tables import missing_parts
-from trainer.evaluation.run.contamination import count_copies, training_fingerprints
+from trainer.evaluation.run.contamination import Contamination, count_copies, training_fingerprints
 from trainer.evaluation.sets.annotations import below, checksum
+from trainer.evaluation.sets.pictures import is_below
 from trainer.evaluation.task import ImageSource, MissingFilesError, TaskOptions, TaskResult, UnsuitableModelError
 from trainer.evaluation.tasks.examples import MISSING, UNREADABLE
 from trainer.models.registry import model_name
@@ -89,6 +93,24 @@ KINDS: Final[dict[type[Exception], str]] = {
 
 NOT_READ: Final = (MISSING, UNREADABLE, "unreadable box", "undecodable_image", "damaged shard")
 """Parts of the reasons for which examples are skipped that a repaired download removes."""
+MAX_DEPTH: Final = 20
+"""Nesting of the details of a result; those of the tasks have at most 6."""
+
+
+class Finished(TypedDict):
+    """The keys of a finished file, beside those of its identity."""
+
+    metrics: dict[str, float | None]
+    chance: dict[str, float | None]
+    rules: dict[str, str]
+    n_used: int
+    skipped: dict[str, int]
+    checksums: dict[str, str]
+    details: dict[str, Any]
+    images: dict[str, str]
+    contamination: dict[str, int] | None
+    figures: list[dict[str, str]]
+    is_drawn: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,30 +190,55 @@ def explain(error: Exception, trace: Path) -> dict[str, str]:
 def read_finished(path: Path, identity: Mapping[str, Any], settings: RunSettings) -> dict[str, Any] | None:
     """The content of a finished file of the same model, options, annotations and images; None without such a file.
 
-    A file without figures is not finished if they are to be drawn.
+    A file without figures is not finished if they are to be drawn. One that `run_task` would not write is logged.
     """
     data = settings.data
     try:
         content = read_object(path)
-    except (OSError, ValueError):
+        is_same = all(content.get(key) == value for key, value in identity.items())
+        if not is_same or {"error", "contamination_error"} & content.keys():
+            return None
+        check_content(content, identity, data)
+    except FileNotFoundError:
         return None
-    if any(content.get(key) != value for key, value in identity.items()) or "error" in content:
+    except (OSError, ValueError, RecursionError) as error:
+        logger.warning("%s is damaged or of another version, and is computed again: %s", path, one_line(error))
         return None
-    if missing_parts(content) or "contamination_error" in content:
+    if missing_parts(content):
         return None
     if any(reason in why for why in content["skipped"] for reason in NOT_READ):
         return None
-    folders = content.get("images")
-    if folders is None or any(folder_state(data / folder) != state for folder, state in folders.items()):
+    if any(folder_state(data / folder) != state for folder, state in content["images"].items()):
         return None
-    for name, value in content["checksums"].items():
-        if not (data / name).exists() or checksum(data / name) != value:
+    try:
+        if any(checksum(data / name) != value for name, value in content["checksums"].items()):
             return None
-    if settings.figures and not content.get("is_drawn", True):
+    except (OSError, ValueError):
         return None
-    if any(not (path.parent / figure["file"]).is_file() for figure in content["figures"]):
-        return None
-    return content
+    has_figures = all(inline_file(path.parent / figure["file"]) for figure in content["figures"])
+    return content if has_figures and (content["is_drawn"] or not settings.figures) else None
+
+
+def check_content(content: Mapping[str, Any], identity: Mapping[str, Any], data: Path) -> None:
+    """Raise ValueError for the content of a file that `run_task` would not write for a task with data in `data`."""
+    if content.keys() != identity.keys() | Finished.__annotations__.keys() or not fits(content, Finished):
+        raise ValueError("a key is missing, unknown or of another type")
+    if content["contamination"] is not None and content["contamination"].keys() != Contamination.__annotations__.keys():
+        raise ValueError("contamination has other keys")
+    if depth(content["details"]) > MAX_DEPTH:
+        raise ValueError(f"details are nested deeper than {MAX_DEPTH}")
+    if not all(is_below(ImageSource(path=data / name), data) for name in [*content["images"], *content["checksums"]]):
+        raise ValueError("a file or folder is not below the data folder")
+    for figure in content["figures"]:
+        name = figure.get("file", "")
+        if figure.keys() != {"file", "title"} or not re.fullmatch(rf"{content['task']}-[^/\0]+\.png", name):
+            raise ValueError(f"{name!r} is no figure of the task")
+
+
+def depth(value: Any) -> int:
+    """How deep lists and objects of a JSON value are nested."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(depth, items), default=0)
 
 
 def contamination(embedder: CachedEmbedder, settings: RunSettings, trace: Path) -> dict[str, Any]:

@@ -166,6 +166,9 @@ NAN, INF = float("nan"), float("inf")
 ROWS: dict[str, Callable[[Row], Any]] = {
     "is kept without boxes": lambda row: row.update(boxes=None),
     "is kept without box_scores": lambda row: row.update(box_scores=None),
+    "is kept without height": lambda row: row.update(height=None),
+    "has a sha256 that is none": lambda row: row.update(sha256="no digest"),
+    "has a sha256 that is none ": lambda row: row.update(sha256="0" * 64 + "\n"),
     "has not one of box_scores for each of boxes": lambda row: row["box_scores"].append(row["box_scores"][0]),
     "has not one of has_expression for each of boxes": lambda row: row.update(has_expression=[]),
     "has not one of presence for each of noun_chunks": lambda row: row.update(presence=[0.5, None]),

@@ -50,6 +50,15 @@ def test_rows_whose_url_is_refused_do_not_count_as_without_an_answer() -> None:
     assert silent_host(others) == silent_host(others.slice(0, 0)) == ""
 
 
+@pytest.mark.parametrize(
+    "host", ["xn--p-.test", "xn--example-", f"xn--{'8' * 40}.test", "xn--caf\u00e9.test", "a_b.test", "-a.test"]
+)
+def test_a_host_that_no_decoder_reads_is_named_as_it_is_written(host: str) -> None:
+    found = Download(config(retries=0, allowed_private_hosts=())).prepare(table(f"http://{host}/a.jpg"))
+    assert reasons(found) in (["dns_error"], ["invalid_url"])
+    assert silent_host(found) in (host, "")
+
+
 PIECES = [
     *("http", "https", "ftp", ":", "//", "/", "@", "[", "]", "%", "%zz", "%00", "%2f", "\\", "?", "#", " ", "\t", "\n"),
     *("\0", "a", "h.test", "127.0.0.1", "0x7f.1", "::1", "v1.a:b", ":80", ":99999", ":-1", "user:pw@", "é", "\u2100"),

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from pipeline.commands.evaluation_set import read_evaluation_set
 from tests.trainer.data.samples import write_tar
-from trainer.evaluation.run.contamination import count_copies, training_fingerprints
+from trainer.evaluation.run.contamination import ROW, count_copies, training_fingerprints
 from trainer.evaluation.task import ImageSource
 
 
@@ -64,6 +65,19 @@ def test_fingerprints_are_cached_until_the_shards_change(tmp_path: Path) -> None
     before = file.stat().st_mtime_ns
     training_fingerprints(shards, tmp_path / "cache")
     assert file.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "rows", [None, np.zeros(1), np.zeros(2, ROW)], ids=["no file of NumPy", "another type", "too many"]
+)
+def test_damaged_fingerprints_are_computed_again(tmp_path: Path, rows: np.ndarray[Any, Any] | None) -> None:
+    shards = write_shard(tmp_path / "shards", [(encode(picture(0)), "")])
+    expected = training_fingerprints(shards, tmp_path / "cache", state="as written").tolist()
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_bytes(b"PK") if rows is None else np.save(file, rows)
+    for state in ("damaged", "written again"):
+        assert training_fingerprints(shards, tmp_path / "cache", state=state).tolist() == expected
+    assert np.load(file).tolist() == expected
 
 
 PAIRS = {  # an evaluation image and a training image
