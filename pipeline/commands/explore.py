@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
@@ -19,6 +20,8 @@ from pipeline.output.manifest import fits
 from pipeline.output.store import Store, check_outside_outputs
 from pipeline.output.takedowns import check_unchanged
 from schemas.files import REPORT_FILE, STATS_FILE
+
+logger = logging.getLogger("hypergrit")
 
 USAGE: Final = f"""\
 usage: hypergrit explore OUT [key=value ...]
@@ -85,7 +88,7 @@ def explore(name: str, options: ExploreOptions) -> None:
 def write_report_again(output: str) -> None:
     """Write stats.json and report.html of finished shards again, and print the summary.
 
-    Keeps the `truth` of an existing stats.json, which cannot be computed from the shards. Raises UserError if rows are
+    Keeps the `truth` of a stats.json of the demo, which cannot be computed from the shards. Raises UserError if rows are
     taken down meanwhile, which the report could show, and like `build_stats`.
     """
     from pipeline.report.html import make_report, saved_settings
@@ -106,7 +109,7 @@ def is_truth(value: Any) -> bool:
 
 
 def read_truth(output: str) -> dict[str, Any] | None:
-    """Return the `truth` of an existing stats.json. Raises UserError if the file is damaged."""
+    """Return the `truth` of an existing stats.json; None, with a warning, if the file is damaged."""
     previous = Store(output).read(STATS_FILE)
     try:
         truth = json.loads(previous).get("truth") if previous else None
@@ -114,4 +117,10 @@ def read_truth(output: str) -> dict[str, Any] | None:
             raise ValueError("truth holds something else than numbers")
         return truth
     except (ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"{output}/{STATS_FILE} is damaged: {one_line(error)}; delete it and run this again") from error
+        logger.warning(
+            "%s/%s is damaged (%s), and is written again; a truth that it held is lost",
+            output,
+            STATS_FILE,
+            one_line(error),
+        )
+        return None

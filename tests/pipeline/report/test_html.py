@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from hypergrit_common.errors import UserError
-from pipeline.commands.explore import main
+from pipeline.commands.explore import main, write_report_again
 from pipeline.config import ReportConfig, WriteConfig
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
@@ -152,6 +152,18 @@ def test_command_rebuilds_both_files_and_keeps_the_truth(output: Path, capsys: p
     assert (output / "stats.json").read_text() == before[1]
     assert re.findall("<img[^>]+>", page(output)) == re.findall("<img[^>]+>", before[0])
     assert "precision 0.950" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ['{"rows": {"re', "[]", '{"truth": {"boxes": "many"}}', "\ud800"])
+def test_a_damaged_file_of_statistics_is_written_again(
+    output: Path, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = Path(shutil.copytree(output, tmp_path / "out"))
+    (copy / "stats.json").write_bytes(content.encode(errors="surrogatepass"))
+    write_report_again(str(copy))
+    assert "stats.json is damaged" in caplog.text
+    before, after = (json.loads((folder / "stats.json").read_text()) for folder in (output, copy))
+    assert after == {name: value for name, value in before.items() if name != "truth"}
 
 
 def test_command_fails_for_a_folder_without_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
