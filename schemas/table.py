@@ -136,7 +136,7 @@ def _wrong_rows(batch: pa.RecordBatch, names: set[str]) -> Iterator[tuple[Rows, 
             _places(pc.invert(pc.match_substring_regex(batch["sha256"], r"\A[0-9a-f]{64}\z"))),
             "has a sha256 that is none",
         )
-    for name in sorted(names & {"boxes", "box_scores", "width", "height"}) if "status" in names else ():
+    for name in sorted(names & {"boxes", "box_scores"}) if "status" in names else ():
         yield _places(pc.and_(pc.equal(batch["status"], KEPT), batch[name].is_null())), f"is kept without {name}"
     for name, other in PARTNERS.items():
         if {name, other} <= names:

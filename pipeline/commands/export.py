@@ -154,6 +154,8 @@ def read_records(
         rows = [row for row in kept if not permits.refuses(read_facts(row))]
         images = read_images(store, manifest, {row["key"] for row in rows})
         for row in rows:
+            if row["width"] is None or row["height"] is None:
+                raise UserError(f"row {row['key']} of {store.root} is kept without a size; make its shard again")
             if row["key"] in images:
                 split = split_of(row["sha256"] or row["key"], options.seed, options.validation)
                 yield record_of(row, split, has_file=options.format != "lance"), images[row["key"]]

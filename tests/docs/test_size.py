@@ -27,11 +27,11 @@ LIMITS = {
     "schemas": Size(13, 1_956),
     "hypergrit": Size(3, 83),
     "hypergrit_common": Size(42, 6_558),
-    "pipeline": Size(153, 33_616, 9),
+    "pipeline": Size(153, 33_618, 9),
     "trainer": Size(193, 28_498, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(621, 67_221),
+    "tests": Size(621, 67_224),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

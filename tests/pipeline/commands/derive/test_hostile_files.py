@@ -166,7 +166,6 @@ NAN, INF = float("nan"), float("inf")
 ROWS: dict[str, Callable[[Row], Any]] = {
     "is kept without boxes": lambda row: row.update(boxes=None),
     "is kept without box_scores": lambda row: row.update(box_scores=None),
-    "is kept without height": lambda row: row.update(height=None),
     "has a sha256 that is none": lambda row: row.update(sha256="no digest"),
     "has a sha256 that is none ": lambda row: row.update(sha256="0" * 64 + "\n"),
     "has not one of box_scores for each of boxes": lambda row: row["box_scores"].append(row["box_scores"][0]),
@@ -208,6 +207,12 @@ def test_a_row_that_contradicts_itself_is_damage_for_every_reader(output: Path, 
         with pytest.raises(UserError, match=rf"arrow/00000\.arrow is damaged \(row 1 of batch 0 {text.strip()}\)"):
             read()
     assert len(list(read_rows(store, [manifest], ("key", "status", "image")))) == 2
+
+
+def test_a_picture_without_a_size_is_not_exported(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put_row(output, lambda row: row.update(height=None))
+    assert run("export", output) == 2
+    assert "is kept without a size; make its shard again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["row=0", "report=true", "static", "export", "rewrite", "verify", "dry_run"])
