@@ -236,7 +236,7 @@ def check_content(content: Mapping[str, Any], identity: Mapping[str, Any], data:
 
 
 def depth(value: Any) -> int:
-    """How deep lists and objects of a JSON value are nested."""
+    """The nesting depth of a JSON value; 1 for a number or text."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(depth, items), default=0)
 
