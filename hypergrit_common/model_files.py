@@ -102,8 +102,18 @@ def _processors() -> frozenset[str]:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES as PROCESSORS
     from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES as VIDEOS
 
-    parts = (name for names in (IMAGES, VIDEOS) for kind in KINDS & {*names} for name in names[kind].values())
+    parts = (name for names in (IMAGES, VIDEOS) for kind in KINDS & {*names} for name in _names(names[kind]))
     return frozenset(map(_stem, parts)) | {PROCESSORS[kind] for kind in KINDS & {*PROCESSORS}}
+
+
+def _names(classes: Any) -> list[str]:
+    """Return the names of a kind's classes: by version of transformers one name, a tuple with None, or a dict by backend.
+
+    >>> _names("SlowProcessor"), _names(("SlowProcessor", None)), _names({"pil": "SlowProcessorPil"})
+    (['SlowProcessor'], ['SlowProcessor'], ['SlowProcessorPil'])
+    """
+    names = [classes] if isinstance(classes, str) else classes.values() if isinstance(classes, dict) else classes
+    return [name for name in names if name is not None]
 
 
 def check_model(path: str) -> None:

@@ -28,9 +28,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", help="numbers of loader processes; default: up to all cores")
     parser.add_argument("--batch", type=int, help=f"pairs in a batch; default: {BATCH}")
     parser.add_argument("--shards", help="folder of training shards")
-    options = parser.parse_args()
-    options.compile = "false"
-    run("decode", options, measure)
+    run("decode", parser.parse_args(), measure)
 
 
 def measure(session: Session) -> None:

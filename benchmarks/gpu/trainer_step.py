@@ -1,12 +1,13 @@
 """Training on a GPU: samples/s, model FLOP utilisation, memory, and where a step spends its time.
 
     python -m benchmarks.gpu.trainer_step [--models hycoclip phyclip] [--batches 768 256 largest]
-                                          [--sides ours plain plain_compiled] [--shards FOLDER]
+                                          [--sides ours bf16_parameters eager plain plain_compiled] [--shards FOLDER]
 
 The papers' models with a ViT-B/16, in bfloat16 on a GPU. `ours` is the trainer with compiled blocks and its loader;
-`plain` has towers of standard modules (benchmarks/plain.py), the losses as printed and torch's AdamW, on one batch that
-stays on the device; `plain_compiled` the same with compiled blocks. `largest` is the batch that is predicted to fill
-the memory, from the peaks of the others. Without --shards, shards are drawn (benchmarks/gpu/data.py).
+`bf16_parameters` the same with weights in bfloat16, `eager` without torch.compile. `plain` has towers of standard modules
+(benchmarks/plain.py), the losses as printed and torch's AdamW, on one batch that stays on the device; `plain_compiled`
+the same with compiled blocks. `largest` is the batch that is predicted to fill the memory, from the peaks of the others.
+Without --shards, shards are drawn (benchmarks/gpu/data.py). All models of a side come before the next side.
 
 - pairs_per_s, step_ms, mfu, share_of_products: steps on one batch. The FLOPs are those of the towers, forward and
   backward; `mfu` divides by the data sheet's peak, `share_of_products` by a large matrix product of the same run.
@@ -17,13 +18,14 @@ the memory, from the peaks of the others. Without --shards, shards are drawn (be
 - profile: kernels by kind, gaps between kernels and what the host did meanwhile, calls with which the host waits; of a
   few steps with the loader. OUT/trainer_step_MODEL_BATCH.json.gz is the trace of the first batch size.
 
-Aims: mfu >= 0.5 for HyCoCLIP at 768 and above, data_wait_share < 0.02, losses_share < 0.03.
+Aims for HyCoCLIP and PHyCLIP at 768: mfu >= 0.4, 0.45 with bf16_parameters, data_wait_share < 0.02,
+losses_share < 0.03.
 """
 
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,13 @@ Speed = Callable[[float, Timing], dict[str, Any]]
 """The figures of a step, from its FLOPs and its time."""
 JOBS = Path(__file__).parents[2] / "jobs" / "train"
 LARGEST = "largest"
-SIDES = ("ours", "plain", "plain_compiled")
+OURS = {
+    "ours": (),
+    "bf16_parameters": ("precision=bf16", "bf16_parameters=true"),
+    "eager": ("compile=false",),
+}
+"""Sides that are the trainer -> their settings."""
+SIDES = (*OURS, "plain", "plain_compiled")
 SPARE = 0.94  # share of the memory that the predicted largest batch may take
 SMALLER = 0.85  # of the predicted batch, if it does not fit
 COUNTED = 32  # pairs whose FLOPs are counted, since they grow in proportion
@@ -76,7 +84,6 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what to measure")
     parser.add_argument("--shards", help="folder of training shards")
     parser.add_argument("--workers", type=int, default=max(1, n_cpus() - 2), help="loader processes")
-    parser.add_argument("--compile", choices=["auto", "true", "false"], default="auto", help="compile the blocks")
     run("trainer_step", parser.parse_args(), measure)
 
 
@@ -89,10 +96,11 @@ def measure(session: Session) -> None:
     with tempfile.TemporaryDirectory() as folder:
         shards = options.shards or drawn_shards(Path(folder, "shards"), tiny=options.tiny)
         for given in options.batches or (TINY_BATCHES if options.tiny else BATCHES):
-            for model in options.models:
-                size = largest_batch(session, model) if given == LARGEST else int(given)
-                config = config_of(session, model, size, shards, Path(folder, "run"))
-                for side in sides(session) if given != LARGEST else ["ours"]:
+            for side in sides(session) if given != LARGEST else ["ours"]:
+                for model in options.models:
+                    size = largest_batch(session, model) if given == LARGEST else int(given)
+                    overrides = OURS.get(side, ())
+                    config = config_of(session, model, size, shards, Path(folder, "run"), overrides)
                     measure_side(session, config, side, product)
                     if given == LARGEST and "memory" in session.rows[-1].get("error", ""):
                         smaller = dataclasses.replace(config, batch_size=int(size * SMALLER) // 128 * 128)
@@ -114,7 +122,7 @@ def measure_side(session: Session, config: TrainConfig, side: str, product_tflop
         return found | utilisation(flops, step.median, session.device, product_tflop_s)
 
     with session.measure(model=config.model_name, batch=config.batch_size, side=side) as row:
-        if side == "ours":
+        if side in OURS:
             measure_ours(session, config, row, speed)
         else:
             measure_plain(session, config, row, speed, compiled=side == "plain_compiled")
@@ -125,12 +133,14 @@ def drawn_shards(folder: Path, *, tiny: bool) -> str:
     return training_shards(folder, n_samples=48, n_shards=2, side_px=40) if tiny else training_shards(folder)
 
 
-def config_of(session: Session, model: str, batch: int, shards: str, output: Path) -> TrainConfig:
+def config_of(
+    session: Session, model: str, batch: int, shards: str, output: Path, settings: Sequence[str] = ()
+) -> TrainConfig:
     """Return the configuration of a run."""
     options, overrides = session.options, [f"shards={shards}", f"output={output}", f"batch_size={batch}"]
     overrides += [f"data.index_folder={output}_index", f"device={session.device}", f"data.workers={options.workers}"]
     overrides += [f"data.prefetch={1 if batch > FEW_PREPARED else 2}"]
-    overrides += [f"compile={options.compile}", "log.tensorboard=false"]
+    overrides += ["log.tensorboard=false", *settings]
     if options.tiny:
         merges = output.with_name("merges.txt")
         merges.write_text("#version: 0.2\n", encoding="utf-8")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LISTED = (ROOT / "benchmarks" / "gpu" / "installed.txt").read_text(encoding="utf-8").splitlines()
 SCRIPTS = (
     *("step", "loss"),
-    *(f"gpu.{name}" for name in ("decode", "glip", "stages", "tests", "trainer_step")),
+    *(f"gpu.{name}" for name in ("all", "decode", "glip", "stages", "tests", "trainer_step")),
 )
 INSTALLED = [line for line in LISTED if not line.startswith("#")]
 BLOCK = f"""
@@ -73,7 +73,7 @@ def test_training_runs(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
-def test_glip_grounds_images(tmp_path: Path) -> None:
+def test_glip_and_llmdet_ground_images(tmp_path: Path) -> None:
     script = "from benchmarks.gpu.stages import main\nmain()"
     arguments = ("--tiny", "--device", "cpu", "--rows", "2", "--out", str(tmp_path))
     result = run_without(script, *arguments)
@@ -81,8 +81,18 @@ def test_glip_grounds_images(tmp_path: Path) -> None:
     last = json.loads(result.stdout.splitlines()[-1])
     assert (last["name"], last["errors"]) == ("gpu_stages", 0)
     rows = json.loads((tmp_path / "stages.json").read_text(encoding="utf-8"))["cases"]
-    assert [row["stage"] for row in rows] == ["ground", "score", "both"]
+    stages = [(grounder, stage) for grounder in ("glip_t", "llmdet_t") for stage in ("ground", "score", "both")]
+    assert [(row["grounder"], row["stage"]) for row in rows] == stages
     assert all(row["images_per_s"] > 0 and 0 < row["busy"] <= 1 and row["boxes_per_image"] > 0 for row in rows)
+
+
+def test_the_tests_for_gpus_are_found() -> None:
+    script = (
+        "import pytest\nfrom benchmarks.gpu.tests import marked_files\n"
+        "sys.exit(pytest.main(['--collect-only', '-m', 'gpu', *marked_files()]))"
+    )
+    result = run_without(script)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def test_benchmarks_start() -> None:

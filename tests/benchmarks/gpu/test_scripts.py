@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu import all as every
 from benchmarks.gpu import tests
 from tests.patience import COMMAND_S
 
@@ -38,9 +39,9 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *arguments: st
 
 def test_trainer_step_measures_the_trainer_and_the_plain_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run(monkeypatch, tmp_path, "trainer_step", "--models", "hycoclip", "--batches", "8")
-    _, ours, plain = found["cases"]
+    _, ours, *others, plain = found["cases"]
     assert found["errors"] == 0
-    assert (ours["side"], plain["side"]) == ("ours", "plain")
+    assert [row["side"] for row in (ours, *others, plain)] == ["ours", "bf16_parameters", "eager", "plain"]
     assert 0 <= ours["data_wait_share"] <= 1
     assert ours["pairs_per_s_with_loader"] > 0
     # The plain form runs the last block of the image tower for all tokens, and images and boxes alone.
@@ -63,6 +64,18 @@ def test_decode_compares_its_rate_with_that_of_the_steps(tmp_path: Path, monkeyp
     (tmp_path / "trainer_step.json").write_text(json.dumps({"cases": [{"side": "ours", "pairs_per_s": 100.0}]}))
     decoded, needed = run(monkeypatch, tmp_path, "decode", "--workers", "1")["cases"]
     assert needed["decoded_over_computed"] == pytest.approx(decoded["pairs_per_s"] / 100, rel=1e-3)
+
+
+def test_all_gives_the_minutes_that_a_part_leaves_to_the_next_and_collects_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(every.PARTS, "tests", every.Part(0.1, "no_script"))
+    found = run(monkeypatch, tmp_path, "all", "--parts", "tests", "decode", "--minutes", "4")
+    assert (found["tests"]["cases"], found["tests"]["exit"]) == ([], 1)
+    assert (found["decode"]["exit"], found["decode"]["errors"]) == (0, 0)
+    printed = capfd.readouterr().out.splitlines()
+    assert [x for x in printed if "at most" in x] == ["tests: 3.0 minutes at most", "decode: 4.0 minutes at most"]
+    assert json.loads(printed[-1]) == {"name": "gpu_all", "parts": ["tests", "decode"], "without_results": ["tests"]}
 
 
 def test_tests_reports_failures_with_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
