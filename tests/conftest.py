@@ -15,6 +15,8 @@ from tests.forks import replaced
 SHARED = ("ray_cluster", "chromium")
 """Session fixtures that take long to set up; pytest-xdist runs the files that use one in the same process."""
 
+gc.disable()  # until all modules are imported
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,6 +50,7 @@ def modules_are_no_garbage() -> Iterator[None]:
     """Leave the objects of all imported modules out of collections of garbage, each of which would take 0.2 s."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     yield
     gc.unfreeze()
 

@@ -107,6 +107,7 @@ def test_a_job_without_models_keeps_every_image_with_its_caption(pairs: Path) ->
     assert all(sample["txt"] == sample["json"]["caption"] for sample in samples)
 
 
+@pytest.mark.rest
 def test_a_job_without_models_needs_no_libraries_of_models(tars: Path, pairs: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     verbs = (

@@ -9,9 +9,8 @@ from tests.pipeline.output.write.crash_runs import run_crashes
 from tests.pipeline.output.write.crashes import REMOTE, Case
 
 
-@pytest.mark.parametrize(
-    "kinds", [("kill", "lost"), pytest.param(("full", "kill_after", "truncated"), marks=pytest.mark.rest)]
-)
+@pytest.mark.rest
+@pytest.mark.parametrize("kinds", [("kill", "lost"), ("full", "kill_after", "truncated")])
 def test_a_fault_at_a_call_leaves_objects_like_their_manifests_and_one_version_of_a_replaced_shard(
     server: str, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:

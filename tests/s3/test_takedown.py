@@ -35,6 +35,7 @@ def test_a_takedown_that_was_killed_in_a_bucket_ends_with_the_files_of_one_on_a_
     assert not (tmp_path / "copy" / JOURNAL_FOLDER).exists()
 
 
+@pytest.mark.rest
 def test_a_summary_that_a_late_request_brings_back_is_found_and_written_again(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_pipeline_job_killed_after_its_first_shard_gives_the_same_bytes(
     assert shard_digests(output) == shard_digests(pipeline_reference.output)
 
 
+@pytest.mark.rest
 def test_training_run_killed_after_its_first_checkpoint_gives_the_same_weights_and_metrics(
     pipeline_reference: Reference, training_reference: Reference, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ HUGE = "x" * 20 * MB
     [(HUGE, "a"), ([HUGE[: 5 * MB]] * 4, ["a"]), ({"a": {"b": HUGE}}, {"a": {"b": "a"}}), ([[("k", HUGE)]], [[]])],
     ids=["text", "list", "struct", "map"],
 )
-@pytest.mark.parametrize("is_coded", [True, False], ids=["dictionary", "plain"])
+@pytest.mark.parametrize("is_coded", [pytest.param(True, marks=pytest.mark.rest), False], ids=["dictionary", "plain"])
 def test_huge_values_of_a_parquet_file_are_dropped_before_they_are_converted(
     tmp_path: Path, value: Any, small: Any, is_coded: bool
 ) -> None:

@@ -128,6 +128,7 @@ class Stepping(MERU):
         return [*super().terms(), Term(name="rising", value=lambda points: points.step / 100 * points.of("text").sum())]
 
 
+@pytest.mark.rest
 def test_values_that_change_compile_the_loss_a_few_times_not_in_each_step() -> None:
     schedules = {name: course("log", 0.1, 1, steps=(0, 50)) for name in ("min_radius", "entail_weight", "curv_init")}
     config: Any = small_model("meru", schedules=schedules).config

@@ -74,6 +74,7 @@ def test_the_metrics_count_the_phrases_that_are_their_caption(tmp_path: Path) ->
     assert [row["data/equal_phrases"] for row in read_metrics(tmp_path / "run")] == [8, 16, 24]
 
 
+@pytest.mark.rest
 def test_a_run_with_boxes_as_pairs_on_mixed_shards_resumes_exactly_on_two_processes(
     tmp_path: Path, free_port: int
 ) -> None:
@@ -90,7 +91,7 @@ def test_a_run_with_boxes_as_pairs_on_mixed_shards_resumes_exactly_on_two_proces
     assert read_metrics(tmp_path / "alone")[4]["data/boxes_per_sample"] == 0.2  # an epoch
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.rest)])
 def test_a_run_on_streams_resumes_in_another_order_and_says_so(
     tmp_path: Path, free_port: int, ranks: int, caplog: pytest.LogCaptureFixture
 ) -> None:

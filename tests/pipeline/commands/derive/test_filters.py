@@ -88,10 +88,10 @@ def shard_hashes(output: Path) -> dict[str, str]:
     "settings",
     [
         ["score.min_clip_score=1.1", "score.size_rule=side", "score.min_side_px=40"],
-        ["score.min_side_px=200"],
+        pytest.param(["score.min_side_px=200"], marks=pytest.mark.rest),
         ["score.min_grounded_share=0.67", "score.min_score=0.6"],
         ["formats=[arrow]", "write.image_bytes=true"],
-        ["formats=[train]", "score.min_score=0.7"],
+        pytest.param(["formats=[train]", "score.min_score=0.7"], marks=pytest.mark.rest),
     ],
     ids=" ".join,
 )
@@ -104,7 +104,9 @@ def test_shards_equal_those_of_a_job_with_the_same_settings(
 
 
 @pytest.mark.parametrize(
-    "settings", [LOOSE, ["score.size_rule=released", "score.min_grounded_share=0.5"]], ids=" ".join
+    "settings",
+    [LOOSE, pytest.param(["score.size_rule=released", "score.min_grounded_share=0.5"], marks=pytest.mark.rest)],
+    ids=" ".join,
 )
 @pytest.mark.parametrize("keeps_all", ["score.keep_all=false", "score.keep_all=true"])
 def test_thresholds_can_be_lowered_if_all_scores_were_kept(

@@ -71,6 +71,7 @@ def kill_a_worker() -> None:
     wait_until(lambda: kill_worker(0, "ray::run_step"))
 
 
+@pytest.mark.rest
 def test_a_call_whose_worker_is_killed_is_repeated_and_an_exception_is_that_of_its_item() -> None:
     killer = threading.Thread(target=kill_a_worker)
     killer.start()

@@ -85,6 +85,7 @@ def expected(ray_cluster: Any, table: Path, tmp_path_factory: pytest.TempPathFac
     return found
 
 
+@pytest.mark.rest
 def test_shards_of_rows_that_the_reader_read_are_the_same(
     table: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:

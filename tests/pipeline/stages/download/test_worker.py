@@ -100,7 +100,7 @@ print(time.monotonic())
 """
 
 
-@pytest.mark.parametrize("client", ["aiohttp", "img2dataset"])
+@pytest.mark.parametrize("client", ["aiohttp", pytest.param("img2dataset", marks=pytest.mark.rest)])
 def test_a_process_ends_quietly_and_at_once(web: TinyWeb, client: str) -> None:
     """Also after an interrupt, and while the thread of a look-up still waits for a silent name server (for minutes)."""
     if client != "aiohttp":
