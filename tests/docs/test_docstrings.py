@@ -73,17 +73,20 @@ def trees(folder: str) -> dict[str, tuple[ast.Module, list[str]]]:
     return found
 
 
-def named(tree: ast.Module) -> Iterator[str]:
+@cache
+def named(tree: ast.Module) -> frozenset[str]:
     """The dotted names that a module imports, or reads as attributes of what it imports."""
-    modules = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    yield from modules.values()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
-            yield f"{modules[node.value.id]}.{node.attr}"
+    nodes = list(ast.walk(tree))
+    modules = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    read = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
+    return frozenset(
+        {*modules.values(), *(f"{modules[node.value.id]}.{node.attr}" for node in read if node.value.id in modules)}
+    )
 
 
 @cache
