@@ -24,7 +24,7 @@ from hypergrit_common.lease import describe
 from hypergrit_common.text import counted, duration_text, message, one_line
 from pipeline.config import PipelineConfig, WriteConfig
 from pipeline.output.record import check_secrets
-from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
+from pipeline.output.store import Store, check_own_files, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.write.stage import write_shard
 from pipeline.read.plan import list_files
 from pipeline.read.source import PART_BYTES, planned_rows, read_parts
@@ -198,6 +198,7 @@ def dry_run(config: PipelineConfig) -> int:
     check_output_outside_input(config, [path for path, _ in files])
     output = Store(config.output)
     check_may_write(output)
+    check_own_files(output)
     if (lease := output.read(LEASE_FILE)) is not None:
         logger.warning("the output is in use by %s; the prediction counts its shards as they are now", describe(lease))
     provenance = make_provenance(config)

@@ -18,6 +18,7 @@ from typing import IO, Final, cast
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
+from hypergrit_common.config import RESOLVED_FILE
 from hypergrit_common.disk import DRAFT, atomic_write, is_abandoned
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file, check_link, is_marked
@@ -31,12 +32,18 @@ from pipeline.faults import ShardError
 from pipeline.read.takedown import TakedownList
 from schemas.files import (
     ANSWERS_FOLDER,
+    COMMAND_FILE,
     FAILED_FILE,
     FILES,
+    JOB_FILE,
+    JOURNAL_FILE,
+    LEASE_FILE,
     MANIFEST_FILE,
     MANIFEST_FOLDER,
     OUTPUT_FOLDERS,
+    REPORT_FILE,
     ROLLUP_FOLDER,
+    STATS_FILE,
     TAKEDOWNS_FILE,
     TIMINGS_FILE,
     ShardFile,
@@ -471,7 +478,29 @@ def check_own_folders(store: Store) -> None:
         check_link(path)
 
 
+def check_own_files(store: Store) -> None:
+    """Raise UserError if files are where runs write theirs, but nothing of a run: it would replace or remove them.
+
+    A run writes its lease and then its record before the first of these files. Call it without the lease.
+    """
+    files, folders = store.contents("")
+    if files.keys() & {LEASE_FILE, JOB_FILE, COMMAND_FILE}:
+        return
+    strange = [f"{name}/" for name in OUTPUT_FOLDERS if name in folders and has_shards(store, name)]
+    strange += [name for name in (RESOLVED_FILE, STATS_FILE, REPORT_FILE) if name in files]
+    if strange and not any(indices(store, kind) for kind in (MANIFEST_FILE, JOURNAL_FILE)):
+        raise UserError(
+            f"output {store.root} has files that no run of HyperGRIT wrote where a run writes its own, in "
+            f"{', '.join(strange)}; give another output=, or move them away"
+        )
+
+
 # The files of shards that an output holds.
+
+
+def has_shards(store: Store, folder: str) -> bool:
+    """Return True if a folder has a file of a shard besides manifests and temporary ones."""
+    return any(kind.path(index) in shard_files(index) for kind, index, _ in files_of_shards(store, folder))
 
 
 def shard_sizes(store: Store, folder: str) -> dict[str, int]:

@@ -79,12 +79,12 @@ def write_output(
         logger.info("%s, %d finished before", counted(len(shards), "shard"), len(finished))
         planned = {shard.plan.index for shard in shards}
         store.discard(others, planned)
-        store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False, dry_run=False)))
+        write_command(store, shards[0].origin["command"], sorted(planned), sources, left_out)
         if record is not None:
             write_record(store, record)
         else:
             store.remove([JOB_FILE])  # of another command, whose shards have been discarded
-        write_command(store, shards[0].origin["command"], sorted(planned), sources, left_out)
+        store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False, dry_run=False)))
         left = [shard for shard in shards if shard.plan.index not in finished]
         with connected(config.ray) if left else nullcontext():
             if left and prepare is not None:

@@ -162,6 +162,18 @@ def test_a_wrong_option_is_an_error_of_the_user(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_an_output_with_a_report_of_others_is_refused_as_by_the_job(
+    tars: Path, tmp_path: Path, capsys: Printed
+) -> None:
+    report = tmp_path / "mine" / "report.html"
+    report.parent.mkdir()
+    report.touch()
+    assert run_job(tars, report.parent, "dry_run=true") == run_job(tars, report.parent) == 2
+    assert (
+        capsys.readouterr().err.count("that no run of HyperGRIT wrote where a run writes its own, in report.html") == 2
+    )
+
+
 def test_a_job_in_which_no_sample_shard_succeeds_is_not_predicted(
     tars: Path, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:

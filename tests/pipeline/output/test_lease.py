@@ -16,9 +16,11 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.lease import WATCH_S, new_lease
 from hypergrit_common.processes import ProcessId, machine, this_process
 from pipeline.output import lock as leases
+from pipeline.output.commit import open_output
 from pipeline.output.lock import Lease, fence, hold_lease, swap
-from pipeline.output.store import Store
+from pipeline.output.store import Store, check_own_files
 from schemas.files import LEASE_FILE
+from tests.pipeline.output.write.shards import tree
 
 
 @pytest.fixture
@@ -46,6 +48,54 @@ def write_lease(store: Store, process: ProcessId, **others: Any) -> None:
 
 def files(store: Store) -> list[str]:
     return sorted(path.name for path in Path(store.root).iterdir())
+
+
+def put(store: Store, *names: str) -> None:
+    for name in names:
+        path = Path(store.path(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+
+
+@pytest.mark.parametrize(
+    ("names", "places"),
+    [
+        (["train/00000.tar", "arrow/00017.arrow", "stats.json"], "train/, arrow/, stats.json"),
+        (["_index/00001.arrow", "_manifests/notes.json"], "_index/"),
+        (["config.yaml", "README.md"], "config.yaml"),
+        (["report.html", "_replace/x.json"], "report.html"),
+    ],
+)
+def test_an_output_with_files_of_others_is_refused_and_stays_as_it_is(
+    store: Store, names: list[str], places: str
+) -> None:
+    put(store, *names)
+    before = tree(store.root)
+    message = (
+        f"output {store.root} has files that no run of HyperGRIT wrote where a run writes its own, in {places}; give"
+    )
+    with pytest.raises(UserError, match=message), open_output(store):
+        pass
+    assert tree(store.root) == before
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["README.md", ".DS_Store", "data/00000.tar", "logs/stats.json", "train/notes.txt", "grit/.hypergrit"],
+        ["train/00000.tar", "stats.json", "_manifests/00003.json"],  # of `write_shard`
+        ["train/00000.tar", "config.yaml", "_job.json"],  # of a job that was killed in its first shard
+        ["grit/00000.tar", "_command.json"],
+        ["arrow/00000.arrow", "_replace/00000.json"],
+        ["config.yaml", LEASE_FILE],
+        ["train/00000.tar.1-2-3.tmp"],
+    ],
+)
+def test_files_beside_those_of_runs_and_what_killed_ones_left_are_no_reason_to_refuse(
+    store: Store, names: list[str]
+) -> None:
+    put(store, *names)
+    check_own_files(store)
 
 
 def test_a_live_holder_is_named_with_host_process_start_and_fix(store: Store) -> None:
