@@ -230,7 +230,7 @@ def find_files(fs: AbstractFileSystem, root: str, checked: set[str]) -> list[str
     folder = "" if is_web(root) else GLOB_START.split(f"{root}*")[0]  # above the path; `_below` checks what is in it
     while folder and (url := fs.unstrip_protocol(folder)) not in checked:  # the input may be a part of a table
         checked.add(url)
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # above what a store can name, such as a repository of hf://
             check_tables(path for path in [f"{folder}/_delta_log"] if fs.exists(path))
             check_tables(fs.ls(f"{folder}/metadata", detail=False))
         folder = folder.rpartition("/")[0]

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from hypergrit_common.errors import UserError
 from pipeline.read import listing
@@ -105,6 +106,28 @@ def test_folders_above_several_files_are_checked_for_tables_once(
     logs = [path for path in asked if path.endswith("_delta_log")]
     assert f"{tmp_path}/_delta_log" in logs
     assert len(logs) == len({*logs}) == len(tmp_path.parts) - 1
+
+
+def test_a_store_that_can_name_nothing_above_a_repository_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked(method: Any, fs: MemoryFileSystem, path: str, **options: Any) -> Any:
+        if len(path.strip("/").split("/")) < 4:  # as hf://, whose paths begin with kind, owner and name of a repository
+            raise ValueError(f"Invalid HF URI '{path}'")
+        return method(fs, path, **options)
+
+    fs, folder = MemoryFileSystem(), "datasets/ann/dogs"
+    fs.pipe_file(f"/{folder}/data/x.jsonl", b"{}")
+    for name in ("exists", "ls"):
+        method = getattr(MemoryFileSystem, name)
+        monkeypatch.setattr(
+            MemoryFileSystem, name, lambda *args, method=method, **options: checked(method, *args, **options)
+        )
+    for input in ("data/x.jsonl", "data"):
+        assert list_files(f"memory://{folder}/{input}") == [(f"memory:///{folder}/data/x.jsonl", 2)]
+    fs.pipe_file(f"/{folder}/_delta_log/0.json", b"{}")
+    with pytest.raises(UserError, match=f"{folder} is a table of Delta"):
+        list_files(f"memory://{folder}/data/*.jsonl")
+    monkeypatch.undo()
+    fs.rm("/datasets", recursive=True)
 
 
 def test_arrow_files_are_refused_with_what_to_write(tmp_path: Path) -> None:
