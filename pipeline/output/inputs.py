@@ -98,9 +98,7 @@ def _identify_object(fs: AbstractFileSystem, path: str, name: str, known: InputF
     info = fs.info(name)
     version = object_version(info)
     if not version:
-        logger.warning(
-            "%s: its server names neither an ETag nor a date, so that only changes of size are noticed", path
-        )
+        logger.warning("%s has neither an ETag nor a date, so that only changes of its size are noticed", path)
     found: InputFile = {"path": path, "size": int(info["size"] or 0), "hash": f"etag:{version}", "cuts": []}
     if format_of(path) == "parquet":
         if known and (known["size"], known["hash"]) == (found["size"], found["hash"]) and "footer" in known:

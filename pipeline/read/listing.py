@@ -21,7 +21,7 @@ from hypergrit_common.remote import map_concurrently, one_line, open_store, refu
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets, without_secrets
 from pipeline.read.parquet import Parquet
-from pipeline.read.roots import is_web, object_version
+from pipeline.read.roots import is_web, object_version, without_query
 from pipeline.read.rows import pictures_beside
 from pipeline.read.samples import BESIDE, Folder, Tar, count_suffixes, is_image, list_folder, suffix_of
 from pipeline.read.streams import COMPRESSIONS, compression_of
@@ -48,10 +48,10 @@ def use_format(name: str | None) -> None:
 
 def format_of(path: str) -> str | None:
     """The name of the format by the suffix of a file name, None if unknown; a folder of images ends with a slash."""
-    if path.endswith("/"):
+    name = without_query(path).lower()
+    if name.endswith("/"):
         return Folder.name
-    name = path.lower()
-    plain = name.removesuffix(compression_of(path))
+    plain = name.removesuffix(compression_of(name))
     found = (kind for kind in FORMATS.values() if (plain if kind.is_compressible else name).endswith(kind.suffixes))
     return next((kind.name for kind in found), None)
 
@@ -121,16 +121,17 @@ def _list_files(input: str, checked: set[str]) -> tuple[Files, Counter[str], lis
     if "::" in input and os.path.lexists(input):
         raise chain_error(input)
     fs, root = open_store(input)
+    shown = without_query(input)
     try:
         found = find_files(fs, root, checked)
         if found == [root] and format_of(root) is None:
             check_no_arrow(found)
-            raise UserError(f"input file {input!r} has no known format; its name must end in {KNOWN}")
+            raise UserError(f"input file {shown!r} has no known format; its name must end in {KNOWN}")
         if not found and not fs.isdir(root):
-            raise UserError(f"input {input!r} does not exist; give a file, a folder, a glob or a URL")
+            raise UserError(f"input {shown!r} does not exist; give a file, a folder, a glob or a URL")
         files, unread = choose_files(found)
         if not files:
-            raise UserError(f"input {input!r} holds no file of a known format; names must end in {KNOWN}")
+            raise UserError(f"input {shown!r} holds no file of a known format; names must end in {KNOWN}")
         check_names(files)
         is_glob = any(sign in input for sign in GLOB) and files[0].endswith("/")
         names = (path.rpartition("/") for path in (found if is_glob else ()))
@@ -141,7 +142,7 @@ def _list_files(input: str, checked: set[str]) -> tuple[Files, Counter[str], lis
     except store_errors(ValueError) as error:
         reason = refusal(error, "check the URL, the credentials and their permissions")
         raise UserError(
-            text_without_secrets(f"input {input!r} cannot be listed: {reason}", strip_query=True)
+            text_without_secrets(f"input {shown!r} cannot be listed: {reason}", strip_query=True)
         ) from error
 
 

@@ -67,6 +67,11 @@ def is_web(text: str) -> bool:
     return text[:8].lower().startswith(("http://", "https://"))
 
 
+def without_query(path: str) -> str:
+    """Return a web URL up to its query and fragment, which name no file; other paths may have both signs in names."""
+    return re.split("[?#]", path, maxsplit=1)[0] if is_web(path) else path
+
+
 class Roots:
     """The roots of `read.image_roots`. Raises UserError for one that cannot be used."""
 

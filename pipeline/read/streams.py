@@ -18,6 +18,7 @@ from hypergrit_common.files import is_broken_link
 from hypergrit_common.image_header import type_of
 from hypergrit_common.remote import BUFFER, one_line, open_file, store_errors
 from hypergrit_common.tar import TarError
+from pipeline.read.roots import without_query
 
 CHUNK: Final = 1 << 16
 UTF8: Final = ("utf-8", "ascii")
@@ -217,7 +218,7 @@ def is_stream(file: IO[bytes]) -> bool:
 
 def compression_of(path: str) -> str:
     """The key of COMPRESSIONS that a file name ends with, "" if it is not compressed."""
-    name = path.lower()
+    name = without_query(path).lower()
     if name.endswith(".tgz"):
         return ".gz"
     return next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
@@ -245,7 +246,7 @@ def mistaken_type(path: str) -> str:
             kind = type_of(head) if (head := file.read(1024)) else "empty"
     except store_errors(ValueError, UserError):
         return ""
-    return "" if path.lower().endswith(kind.rpartition("(")[2].rstrip(")") or "?") else kind
+    return "" if without_query(path).lower().endswith(kind.rpartition("(")[2].rstrip(")") or "?") else kind
 
 
 def check_text(file: IO[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import tarfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypergrit_common import remote
+from pipeline.read.listing import format_of
 from tests.pipeline.hub import served
 from tests.pipeline.read.test_stage import ROWS, error_message, read_all, write
 
@@ -57,7 +59,7 @@ class Server(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        content = (self.folder / self.path.rpartition("/")[2]).read_bytes()
+        content = (self.folder / self.path.partition("?")[0].rpartition("/")[2]).read_bytes()
         self.send_response(200)
         if self.path.startswith("/gzip/"):
             content = gzip.compress(content)
@@ -82,6 +84,21 @@ def test_files_of_a_server_without_parts_are_read_as_a_whole(tmp_path: Path, ser
     for name in ("a.parquet", "a.jsonl"):
         found = [row["caption_original"] for row in read_all(f"{server}/{place}/{name}")]
         assert found == [row["caption"] for row in ROWS]
+
+
+def test_the_query_and_the_fragment_of_a_url_are_no_part_of_its_name(tmp_path: Path, server: str) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.PARQUET")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)))
+    (tmp_path / "c.tgz").write_bytes(gzip.compress(b"not a tar"))
+    for name in ("a.PARQUET?X-Amz-Signature=1f&x=.csv", "b.jsonl.gz?sig=a/b/", "b.jsonl.gz?v=3#latest.json"):
+        assert [row["caption_original"] for row in read_all(f"{server}/{name}")] == [row["caption"] for row in ROWS]
+    (tmp_path / "d.bin").write_bytes(b"")
+    text = error_message(f"{server}/d.bin?sig=t0k3n")
+    assert f"input file '{server}/d.bin' has no known format" in text
+    assert "t0k3n" not in text
+    assert [format_of(name) for name in ("s3://b/a?.csv", "/data/b#1.tar", "http://h/t/?x=.csv", "/q?a.b/")] == [
+        *("csv", "tar", "folder", "folder")
+    ]
 
 
 def test_a_large_file_of_such_a_server_is_an_error_with_the_fix(
