@@ -8,6 +8,7 @@ import math
 import re
 import struct
 import warnings
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +41,7 @@ JPEG_END: Final = b"\xff\xd9"
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000")
 HEIC_FIX: Final = "HEIC, which needs `pip install '.[heic]'` in the folder of the package"
 warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata, and sizes, for which `check_header` has limits
-PNG_TEXTS: Final = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
+PNG: Final = b"\x89PNG\r\n\x1a\n"
 PIL.AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the limit on CPU time counts all threads
 ORIENTATION_TAG = 0x0112
 TRANSPOSES = {
@@ -148,7 +149,7 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
     except CODEC_ERRORS as error:
         if is_machine_error(error):
             raise
-        if "MAX_TEXT" in str(error) and (lean := without_texts(data)) != data:
+        if data.startswith(PNG) and (lean := without_metadata(data)) != data:
             return decode_here(lean, header, limits, short_side)
         kind, text = type_of(data), MEMORY_ADDRESS.sub("", str(error))
         if kind == "HEIC" and not heif_formats():
@@ -159,12 +160,15 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
         raise ImageRejected(reason, f"{kind}{': ' if kind else ''}{type(error).__name__}: {text}"[:200]) from error
 
 
-def without_texts(png: bytes) -> bytes:
-    """Return a PNG without its texts and color profile, of which Pillow refuses those above 1 MiB."""
-    found, start = [png[:8]], 8
+def without_metadata(png: bytes) -> bytes:
+    """Return a PNG with what its pixels need alone, and an intact orientation: Pillow refuses one with other damaged chunks."""
+    found, start = [PNG], len(PNG)
     while start < len(png):
         end = start + 12 + int.from_bytes(png[start : start + 4], "big")
-        found.append(png[start:end] if png[start + 4 : start + 8] not in PNG_TEXTS else b"")
+        kind, content = png[start + 4 : start + 8], png[start + 4 : end - 4]
+        is_intact_exif = kind == b"eXIf" and png[end - 4 : end] == zlib.crc32(content).to_bytes(4, "big")
+        if kind[:1].isupper() or kind == b"tRNS" or is_intact_exif:
+            found.append(png[start:end])
         start = end
     return b"".join(found)
 
@@ -257,10 +261,15 @@ def _strips(height: int, width: int) -> Iterator[slice]:
 
 
 def orientation_of(image: PIL.Image.Image) -> int:
-    """Return the EXIF orientation that has to be applied to an image; 1 for none."""
+    """Return the EXIF orientation that has to be applied to an image; 1 for none, and if its metadata are damaged."""
     if image.format == "TIFF":  # Pillow itself applies the orientation of a TIFF
         return 1
-    return int(image.getexif().get(ORIENTATION_TAG, 1))
+    try:
+        return int(image.getexif().get(ORIENTATION_TAG, 1))
+    except CODEC_ERRORS as error:
+        if is_machine_error(error):
+            raise
+        return 1
 
 
 def to_pixels(image: PIL.Image.Image) -> Image:

@@ -146,6 +146,10 @@ def test_a_large_picture_is_dropped_without_a_warning_of_pillow() -> None:
     assert "DecompressionBomb" not in done.stderr
 
 
+def chunk(kind: bytes, data: bytes, damage: int = 0) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data) ^ damage)
+
+
 @pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
 @pytest.mark.parametrize("is_last", [False, True])
 def test_a_png_with_large_texts_or_profiles_is_decoded_upright(kind: bytes, is_last: bool) -> None:
@@ -153,10 +157,55 @@ def test_a_png_with_large_texts_or_profiles_is_decoded_upright(kind: bytes, is_l
     exif[0x0112] = 6
     png = encoded("PNG", exif=exif)
     head = {b"zTXt": b"k\0\0", b"iTXt": b"k\0\1\0\0\0", b"iCCP": b"k\0\0"}[kind]
-    content = kind + head + zlib.compress(bytes(3_000_000))
-    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
     place = len(png) - 12 if is_last else 33  # before the end, or behind the header
-    assert decode(png[:place] + chunk + png[place:]).shape == (300, 200, 3)
+    assert decode(png[:place] + chunk(kind, head + zlib.compress(bytes(3_000_000))) + png[place:]).shape == (
+        300,
+        200,
+        3,
+    )
+
+
+DAMAGED = {
+    "checksum of a text": chunk(b"tEXt", b"Software\0x", damage=1),
+    "checksum of a profile": chunk(b"iCCP", b"k\0\0" + zlib.compress(b"x"), damage=1 << 31),
+    "profile": chunk(b"iCCP", b"k\0\0" + b"not deflated"),
+    "checksum of pHYs": chunk(b"pHYs", bytes(9), damage=7),
+    "short gAMA": chunk(b"gAMA", b"\0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_png_with_damaged_metadata_keeps_its_orientation_and_transparency(damage: str) -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 8
+    picture = PIL.Image.new("P", (50, 20))
+    picture.putpalette([9, 8, 7])
+    png = encoded("PNG", picture, exif=exif, transparency=0)
+    found = decode(png[:33] + DAMAGED[damage] + png[33:])
+    assert found.shape == (50, 20, 3)
+    assert (found == 255).all()  # transparency becomes white
+
+
+@pytest.mark.parametrize("exif", [chunk(b"eXIf", b"MM\0*\0\0"), chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\x01", damage=5)])
+def test_a_png_with_a_damaged_orientation_is_decoded_without_one(exif: bytes) -> None:
+    png = encoded("PNG")
+    assert decode(png[:33] + exif + png[33:]).shape == (200, 300, 3)
+
+
+@pytest.mark.parametrize(("kind", "value"), [(5, bytes(8)), (2, b"upright\0")])
+def test_a_jpeg_whose_orientation_is_no_number_is_decoded_without_one(kind: int, value: bytes) -> None:
+    entry = struct.pack(">HHHII", 1, 0x0112, kind, 1 if kind == 5 else len(value), 26)
+    exif = b"Exif\0\0MM\0*\0\0\0\x08" + entry + bytes(4) + value
+    assert decode(encoded("JPEG", exif=exif)).shape == (200, 300, 3)
+
+
+def test_a_png_with_damaged_metadata_has_the_limits_of_others() -> None:
+    png = encoded("PNG", PIL.Image.new("1", (300, 3)))
+    with pytest.raises(ImageRejected, match="extreme_aspect_ratio"):
+        decode(png[:33] + chunk(b"tEXt", b"a", damage=1) + png[33:])
+    png = encoded("PNG", PIL.Image.effect_noise((60, 50), 90))
+    with pytest.raises(ImageRejected, match="undecodable"):
+        decode(png[:33] + chunk(b"tEXt", b"a", damage=1) + png[33:-900])
 
 
 def test_warnings_of_pillow_about_metadata_stay_off_the_terminal() -> None:
@@ -185,9 +234,6 @@ def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: p
 
 
 def test_of_several_headers_of_a_png_the_largest_counts() -> None:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     first, second = (chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 0, 0, 0, 0)) for size in ((10, 20), (7000, 7001)))
     start, pixels = b"\x89PNG\r\n\x1a\n", chunk(b"IDAT", b"IHDR" + bytes(20))
     assert image_size(start + first + pixels + second) == (10, 20)
