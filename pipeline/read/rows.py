@@ -142,7 +142,8 @@ def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool, sou
 
     The column of the image is recognised by its name. Beside a URL column it must hold the bytes of a picture, of which
     the URL need not be fetched, and so beside a column of paths. Without both, paths and web addresses will do, in
-    formats that have images (`Format.has_images`), and if images may be read from files.
+    formats that have images (`Format.has_images`), and if images may be read from files. A path comes before the URL of
+    a web server, which is for rows without the file, and after that of a store, beside which it may be but a name.
     """
     columns = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
     url = find_column(columns, config.url_column, URL_NAMES)
@@ -151,13 +152,18 @@ def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool, sou
     has_files = bool(config.image_roots) or has_pictures_beside
     if config.image_column is None:
         image = picture_column(columns, BYTES)
-    is_path = image is None and (has_pictures_beside or (config.image_roots and url is None))
+    is_path = image is None and (has_pictures_beside or (config.image_roots and not in_store(columns.get(url or ""))))
     path = find_column(columns, config.image_path_column, PATH_NAMES if is_path else ())
     if config.image_column is image is url is None and (has_images or has_files):
         has_path = path is not None and picture_rank(columns[path]) == TEXT
         image = None if has_path else picture_column(columns, ABSENT if path is None else TEXT)
     captions = (find_column(columns, name or None, CAPTION_NAMES) for name in dict.fromkeys(config.caption_columns))
     return Columns(url, tuple(filter(None, captions)), find_column(columns, config.id_column, ID_NAMES), image, path)
+
+
+def in_store(url: Any) -> bool:
+    """Return True for the URL of an object or a file, which is read as a path is; not for those of web servers."""
+    return isinstance(url, str) and bool(SCHEME.match(url)) and not is_web(url)
 
 
 NONE, ABSENT, TEXT, BYTES = range(4)
@@ -347,7 +353,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
         return row | dropped("not_selected", "")
     if url and is_web(url) and not context.roots:  # without a place where it may be read, the path is no use
         path = None
-    if image is None and (place := path or (url if url and SCHEME.match(url) and not is_web(url) else None)):
+    if image is None and (place := path or (url if in_store(url) else None)):
         if is_web(place):
             return row | {"url": url or place}
         if context.roots or path:

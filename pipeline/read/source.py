@@ -229,7 +229,7 @@ def _read_window(
             if isinstance(value, RowFault):
                 faults.append(Fault(row["key"], "read", value.detail, value.traceback))
                 value = dropped(INTERNAL_ERROR, value.detail)
-            elif value and value.get("reason") == "image_not_found" and is_web(row["url"] or ""):
+            elif value and value.get("reason") in ("image_not_found", "image_refused") and is_web(row["url"] or ""):
                 value = None  # the download stage fetches it
             yield row if value is None else row | value
         start = end

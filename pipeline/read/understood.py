@@ -104,7 +104,7 @@ class Readings:
             pictures = "in the input"
         elif name := found.image or found.path:
             pictures = f"in the column {name!r}" if found.image else f"files that the column {name!r} names"
-            pictures += ", and to fetch by the URL where it has none" if found.image and found.url else ""
+            pictures += ", and to fetch by the URL where it has none" if found.url else ""
         else:
             pictures = "to fetch by the URL, or to read from read.image_roots" if self.roots else "to fetch by the URL"
             other = picture_column(named, ABSENT)  # without a value in the first row; each row is judged by itself

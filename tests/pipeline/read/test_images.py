@@ -128,6 +128,29 @@ def test_files_below_a_root_are_read_by_path_relative_path_and_url(root: Path) -
         assert [row["image"] for row in rows] == [b"image a" if "a.jpg" in x else b"image b" for x in used], column
 
 
+@pytest.mark.parametrize("column", ["image_path", "FilePath"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_file_comes_before_a_web_url_which_serves_rows_without_the_file(root: Path, column: str, suffix: str) -> None:
+    names = ["a.jpg", "none.jpg", None, "", "../secret.txt", "pipe.jpg", "sub"]
+    records = [{"url": f"https://h/{i}.jpg", column: name, "text": "x"} for i, name in enumerate(names)]
+    path = root.parent / f"rows.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    rows = read_all(path, image_roots=(str(root),))
+    assert [row["image"] for row in rows] == [b"image a", *[None] * 6]
+    assert [(row["url"], row["reason"]) for row in rows] == [(record["url"], None) for record in records]
+
+
+def test_a_name_beside_the_url_of_a_store_is_no_path(root: Path) -> None:
+    path = root.parent / "rows.csv"
+    path.write_text(f"link,filename,caption\nfile://{root}/a.jpg,cat.jpg,x\nfile://{root}/sub/b%20c%2541.jpg,a.jpg,y\n")
+    assert [row["image"] for row in read_all(path, image_roots=(str(root),))] == [b"image a", b"image b"]
+    rows = read_all(path, image_roots=(str(root),), image_path_column="filename")
+    assert [row["reason"] or row["image"] for row in rows] == ["image_not_found", b"image a"]
+
+
 HOSTILE = [
     "../secret.txt", "sub/../../secret.txt", "/etc/passwd", "{parent}/secret.txt", "{parent}/images2/s.jpg", "out.jpg",
     "out/s.jpg", "{root}/out/s.jpg", "{root}/../secret.txt", "file://{root}/../secret.txt", "file:///etc/passwd",
