@@ -31,7 +31,7 @@ from pipeline.read.nested import (
     types_of,
 )
 from pipeline.read.roots import SCHEME, Location, RefusedError, Roots, is_web
-from pipeline.read.types import IMAGE, MEMBERS, BadRecord, BadRowError, ColumnNames, Format, Record
+from pipeline.read.types import IMAGE, LACK, BadRecord, BadRowError, ColumnNames, Format, Record
 from pipeline.read.where import WhereError
 from schemas.rows import GIVEN_BOX
 from schemas.status import DROPPED, given_code
@@ -326,7 +326,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     if isinstance(record, BadRecord):
         raise BadRowError(record.message)
     config = context.config
-    image, members = record.pop(IMAGE, None), record.pop(MEMBERS, None)
+    image, lack = record.pop(IMAGE, None), record.pop(LACK, None)
     if not isinstance(image, bytes | Location):  # the value of a JSON key with the same name
         image = None
     own = {**path_columns(context.below), **record}
@@ -367,7 +367,8 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
         return row | {LOCATION: image}
     if url or image:
         return row | {"image": image}
-    return row | dropped("missing_url", f"the sample has neither a picture nor a URL: {members}" if members else "")
+    column = columns.image or columns.path
+    return row | dropped("missing_url", lack or (f"the column {column!r} is empty" if column else ""))
 
 
 def dropped(reason: str, detail: str) -> dict[str, Any]:

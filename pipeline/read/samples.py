@@ -34,7 +34,7 @@ from pipeline.read.roots import Location, RefusedError, Root, file_size, object_
 from pipeline.read.rows import find_columns, with_named
 from pipeline.read.streams import DamagedFileError, LayoutError, compression_of, input_errors, is_stream, open_stream
 from pipeline.read.text import decode, parse_json
-from pipeline.read.types import IMAGE, MEMBERS, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
+from pipeline.read.types import IMAGE, LACK, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
 from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX, INDEX_FILE, MANIFEST_FILE, ShardPath
 
 IMAGE_SUFFIXES: Final = (
@@ -296,7 +296,10 @@ def parse_sample(sample: Sample, file: IO[bytes], config: ReadConfig) -> Record 
         if isinstance(text, BadRecord):
             return BadRecord(f"{members[layout.caption].name}: {text.message}")
         record["caption"] = text
-    return record | ({MEMBERS: sample.names()} if layout.image is None else {IMAGE: content(layout.image)})
+    if layout.image is not None and (image := content(layout.image)):
+        return {**record, IMAGE: image}
+    lack = f"the sample has neither a picture nor a URL: {sample.names()}"
+    return {**record, LACK: lack if layout.image is None else f"{members[layout.image].name} is empty"}
 
 
 # Find the samples of tars for planning: from the index of an output, or from their headers.
@@ -453,7 +456,7 @@ def check_selection(path: str, below: str, config: ReadConfig) -> None:
             record = parse_sample(Sample(texts, sample.contents), file, config)
             if not isinstance(record, BadRecord):
                 named = {**path_columns(below), **with_named(record, config, below)}
-                names |= dict.fromkeys(name for name in named if name != MEMBERS)
+                names |= dict.fromkeys(name for name in named if name != LACK)
             if names.keys() >= config.selection.columns.keys():
                 return
     if names:

@@ -195,6 +195,8 @@ def attempt(process: Callable[[], Result]) -> Result | RowFault:
 GROUP_BYTES: Final = 64_000_000
 """Bytes of images that are read at the same time, if there are several."""
 MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+WITHOUT_FILE: Final = ("image_not_found", "image_refused", "missing_url")
+"""Reasons for which the download stage fetches the picture of a row that has a web URL too."""
 NAME_ERRORS: Final = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO)
 
 
@@ -229,8 +231,8 @@ def _read_window(
             if isinstance(value, RowFault):
                 faults.append(Fault(row["key"], "read", value.detail, value.traceback))
                 value = dropped(INTERNAL_ERROR, value.detail)
-            elif value and value.get("reason") in ("image_not_found", "image_refused") and is_web(row["url"] or ""):
-                value = None  # the download stage fetches it
+            elif value and value.get("reason") in WITHOUT_FILE and is_web(row["url"] or ""):
+                value = None
             yield row if value is None else row | value
         start = end
 
@@ -269,6 +271,8 @@ def _or_drop(read: Callable[..., Any], place: Location, *arguments: Any, config:
 
 def _size(place: Location, *, config: ReadConfig) -> int | Row:
     size = file_size(place)
+    if not size:
+        return dropped("missing_url", f"{place.below} is empty")
     if size > config.max_image_bytes:
         message = f"the image {place.below} has {size} bytes, more than the limit of {config.max_image_bytes}"
         return dropped("bad_row", message)

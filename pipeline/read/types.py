@@ -18,8 +18,8 @@ ColumnNames = Sequence[str] | Mapping[str, Any]
 IMAGE: Final = "__image__"
 """Key of the encoded image in a record of a tar; chosen so that no column has this name."""
 
-MEMBERS: Final = "__members__"
-"""Key of the names of the files of a sample without an image, for messages."""
+LACK: Final = "__lack__"
+"""Key of what a sample without an image lacks, for messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from pipeline.read.rows import (
 from pipeline.read.samples import BESIDE, Folder, Tar, names_picture
 from pipeline.read.source import RowFault, convert, isolated, roots_for
 from pipeline.read.streams import input_errors
-from pipeline.read.types import IMAGE, MEMBERS, BadRecord, ColumnNames, Load, Piece, Record
+from pipeline.read.types import IMAGE, LACK, BadRecord, ColumnNames, Load, Piece, Record
 from schemas.job import InputReading, JobRecord, UnderstoodInput
 from schemas.status import DROPPED
 
@@ -66,7 +66,7 @@ class Readings:
             return None
         first, key = attempt(load), same
         record = {} if isinstance(first, BadRecord) else first
-        values = {name: value for name, value in record.items() if name not in (IMAGE, MEMBERS)}
+        values = {name: value for name, value in record.items() if name not in (IMAGE, LACK)}
         own = names if isinstance(names, Mapping) else dict.fromkeys(names or (), "")
         shown = {name: value for name, value in values.items() if name not in own or picture_rank(value) != ABSENT}
         same = key | self.columns(path, below, {**own, **shown}, unread, IMAGE in record)

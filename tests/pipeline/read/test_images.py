@@ -2,6 +2,7 @@
 
 import json
 import os
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,29 @@ def test_a_name_beside_the_url_of_a_store_is_no_path(root: Path) -> None:
     assert [row["image"] for row in read_all(path, image_roots=(str(root),))] == [b"image a", b"image b"]
     rows = read_all(path, image_roots=(str(root),), image_path_column="filename")
     assert [row["reason"] or row["image"] for row in rows] == ["image_not_found", b"image a"]
+
+
+@pytest.mark.parametrize("url", [None, "https://h/0.png"])
+def test_an_empty_picture_is_named_unless_it_can_be_fetched(tmp_path: Path, url: str | None) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    text = json.dumps({"caption": "x", "url": url})
+    (folder / "0.png").touch()
+    (folder / "0.json").write_text(text)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(folder / "0.png", "b/0.png")
+        tar.add(folder / "0.json", "b/0.json")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"image_path": "pictures/0.png", **json.loads(text)}))
+    pq.write_table(pa.Table.from_pylist([{"img": b"", "caption": "x"}]), tmp_path / "c.parquet")
+    pq.write_table(pa.Table.from_pylist([{"img": {"bytes": b"", "path": ""}, "caption": "x"}]), tmp_path / "d.parquet")
+    expected = {"a.tar": "b/0.png is empty", "pictures": "0.png is empty", "b.jsonl": "pictures/0.png is empty"}
+    if url is None:
+        expected |= dict.fromkeys(("c.parquet", "d.parquet"), "the column 'img' is empty")
+    for name, detail in expected.items():
+        (row,) = read_all(tmp_path / name, image_roots=(str(tmp_path),))
+        wanted = (None, None) if url else ("missing_url", detail)
+        assert (row["reason"], row["detail"], row["url"]) == (*wanted, url), name
+        assert not row["image"]
 
 
 HOSTILE = [
