@@ -12,6 +12,8 @@ from typing import IO, Final, NamedTuple
 from zlib import adler32
 
 BLOCK: Final = 512
+RECORD: Final = 20 * BLOCK
+"""The usual size of which that of a tar is a multiple."""
 CHECKSUM: Final = slice(148, 156)
 MAGIC: Final = b"ustar"
 MAX_EXTENSION_BYTES: Final = 1 << 20  # maximum size of a long name or of pax records
@@ -107,7 +109,7 @@ def iter_members(
     `links`: yield links too, with the beginning of a long target. `verify` compares the checksum of each header;
     `needs_mark` requires the mark, of which one block is enough. Raises TarError if a header is damaged, if a header or the
     content of a member extends beyond `end`, for sparse files, for more than `MAX_EXTENSIONS` extended headers of a member,
-    for a missing mark, and for anything but padding after it.
+    for a missing mark, and for anything but padding, or another tar, after it.
     """
     offset, header_offset = start, None
     # Name and size of the next member, from a pax or GNU header before it.
@@ -119,8 +121,10 @@ def iter_members(
         if len(header) < BLOCK:
             raise TarError(f"truncated at byte {offset}, inside a header")
         if header[0] == 0 and not any(header):
-            check_padding(read_at, offset, end)
-            return
+            if (joined := next_tar(read_at, offset, end)) is None:
+                return
+            offset = joined
+            continue
         if verify:
             verify_checksum(header, offset)
         header_offset = offset if header_offset is None else header_offset
@@ -157,14 +161,39 @@ def iter_members(
         raise TarError(f"no end-of-archive mark at byte {min(offset, end)}, so the tar may be truncated")
 
 
-def check_padding(read_at: ReadAt, offset: int, end: int) -> None:
-    """Raise TarError if anything but zeros follows the end-of-archive mark at `offset`, up to `end`.
+def next_tar(read_at: ReadAt, offset: int, end: int) -> int | None:
+    """Return the first header of a tar that follows the end-of-archive mark at `offset`, as `cat` joins them, or None.
+
+    It is where writers let the first one end: behind the two blocks of the mark, or at the end of a record. So a hole
+    that ends before a header is rarely taken for a mark. Raises like `check_padding`.
+    """
+    place = offset
+    for place in range(offset + BLOCK, min(offset + 2 * BLOCK + RECORD, end), BLOCK):
+        if any(block := read_at(place, BLOCK)):
+            is_end = place == offset + 2 * BLOCK or (place > offset + 2 * BLOCK and place % RECORD == 0)
+            if is_end and len(block) == BLOCK and is_header(block, place):
+                return place
+            break
+    check_padding(read_at, offset, place, end)
+    return None
+
+
+def is_header(block: bytes, offset: int) -> bool:
+    """Return True for a header with the right checksum."""
+    try:
+        verify_checksum(block, offset)
+    except TarError:
+        return False
+    return True
+
+
+def check_padding(read_at: ReadAt, offset: int, position: int, end: int) -> None:
+    """Raise TarError if anything but zeros, from `position` to `end`, follows the end-of-archive mark at `offset`.
 
     A hole in a file, as a crash or an interrupted download leaves it, looks like the mark, but has members behind it.
     Zeros up to the end are padding, however many: `tar -b` and file systems choose their number. They are read a block
     at a time, and not at all where they take no space on the disk.
     """
-    position = offset
     while position < end:
         if isinstance(read_at, FileReader):
             found = read_at.next_data(position)

@@ -159,6 +159,32 @@ def test_a_hole_is_no_end_of_the_archive(tmp_path: Path, first: int) -> None:
             members(data)
 
 
+@pytest.mark.parametrize("blocks", [2, 20])
+def test_tars_that_cat_has_joined_are_read_as_one(tmp_path: Path, blocks: int) -> None:
+    """Two blocks end the tars of Go and of this package, records of 20 those of tar and Python."""
+    parts, names = b"", list[str]()
+    for i in range(3):
+        names += [f"{i}{j}.txt" for j in range(i + 1)]
+        part = write_tar(tmp_path / "a.tar", [(f"{i}{j}", {"txt": bytes(1500)}) for j in range(i + 1)]).read_bytes()
+        end = len(part.rstrip(b"\0")) // 2048 * 2048 + 2048
+        parts += part if blocks == 20 else part[:end] + bytes(1024)
+    assert [name for name, _ in members(parts)] == names
+    (tmp_path / "a.tar").write_bytes(parts)
+    with (tmp_path / "a.tar").open("rb") as file:
+        found = iter_members(reader_of(file), 0, len(parts), needs_mark=True)
+        assert [member.name for member in found] == names
+    with pytest.raises(TarError, match=r"truncated inside 22\.txt"):
+        members(parts[: parts.rindex(b"22.txt") + 1024])
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (1, 3), (6, 9), (2, 12)])
+def test_a_hole_that_ends_before_a_header_is_no_end(tmp_path: Path, first: int, last: int) -> None:
+    whole = write_tar(tmp_path / "a.tar", [(f"{i:02d}", {"txt": b"x" * 1500}) for i in range(20)]).read_bytes()
+    hole = slice(first * 2048, last * 2048)
+    with pytest.raises(TarError, match=f"zeros at byte {hole.start}"):
+        members(whole[: hole.start] + bytes(hole.stop - hole.start) + whole[hole.stop :])
+
+
 @pytest.mark.parametrize("options", [("-b", "1"), ("-b", "64"), ("-b", "2048"), ("--format=pax", "-b", "100")])
 def test_padding_of_any_length_is_accepted(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "a.txt").write_text("x")

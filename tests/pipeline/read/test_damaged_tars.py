@@ -1,7 +1,10 @@
 """Truncated and damaged tars: the complete samples are read, and the damage is always recorded."""
 
+import gzip
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,24 @@ def test_a_tar_with_longer_padding_is_complete(tmp_path: Path, size: int) -> Non
     os.truncate(path, size)
     assert cut(path).damage == ""
     assert len(captions(path)) == N
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+def test_all_samples_of_joined_tars_are_read(tmp_path: Path, suffix: str) -> None:
+    joined = b""
+    for part in range(2):
+        with tarfile.open(tmp_path / "part", "w") as tar:
+            for i in range(3):
+                for kind, content in (("jpg", b"i" * 700), ("txt", f"cat {part}{i}".encode())):
+                    info = tarfile.TarInfo(f"{part}{i}.{kind}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+        content = (tmp_path / "part").read_bytes()
+        joined += gzip.compress(content) if suffix.endswith("gz") else content
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(joined)
+    assert cut(path).damage == ""
+    assert captions(path) == ["cat 00", "cat 01", "cat 02", "cat 10", "cat 11", "cat 12"]
 
 
 @pytest.mark.parametrize("rows_per_shard", [1, 2, 100])
