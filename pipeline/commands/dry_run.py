@@ -198,7 +198,6 @@ def dry_run(config: PipelineConfig) -> int:
     check_output_outside_input(config, [path for path, _ in files])
     output = Store(config.output)
     check_may_write(output)
-    check_own_files(output)
     if (lease := output.read(LEASE_FILE)) is not None:
         logger.warning("the output is in use by %s; the prediction counts its shards as they are now", describe(lease))
     provenance = make_provenance(config)
@@ -263,12 +262,12 @@ def gpus_of_models(config: PipelineConfig) -> float:
 
 
 def check_may_write(output: Store) -> None:
-    """Raise UserError if an output cannot be written, as far as that can be told without writing.
+    """Raise UserError if an output cannot be written, as far as that can be told without writing, or is of others.
 
     A remote store is only listed.
     """
+    check_own_files(output)
     if not output.is_local:
-        output.names(".")
         logger.info("%s answers; a dry run does not try to write to it", output.url(""))
         return
     folder = output.root

@@ -15,7 +15,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.lease import SETTLE_S, LeaseFile, describe, token_of
 from hypergrit_common.remote import error_code, is_s3
 from pipeline.faults import ShardError
-from pipeline.output.store import Store, check_own_files, check_own_folders
+from pipeline.output.store import Store, check_own_folders
 from schemas.files import LEASE_FILE
 
 # The fence of an output: workers commit only while the lease of their own job or command holds it (hypergrit_common.lease).
@@ -160,10 +160,9 @@ class Lease(LeaseFile):
 def hold_lease(store: Store) -> Iterator[Lease]:
     """Hold the lease of an output for the `with` block.
 
-    Raises UserError if another job holds it, and like `check_own_folders` and `check_own_files`.
+    Raises UserError if another job holds it, and like `check_own_folders`.
     """
     check_own_folders(store)
-    check_own_files(store)
     with Lease(store).held() as lease:
         store.fence = partial(fence, store, lease.recheck)
         try:

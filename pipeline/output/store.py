@@ -481,7 +481,7 @@ def check_own_folders(store: Store) -> None:
 def check_own_files(store: Store) -> None:
     """Raise UserError if files are where runs write theirs, but nothing of a run: it would replace or remove them.
 
-    A run writes its lease and then its record before the first of these files. Call it without the lease.
+    A run writes its lease and then its record before the first of these files. Called before the lease is held.
     """
     files, folders = store.contents("")
     if files.keys() & {LEASE_FILE, JOB_FILE, COMMAND_FILE}:

@@ -20,7 +20,7 @@ from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import is_same, read_manifest
 from pipeline.output.record import write_command, write_record
-from pipeline.output.store import Store
+from pipeline.output.store import Store, check_own_files
 from pipeline.output.takedowns import is_obeyed
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task
@@ -70,6 +70,7 @@ def write_output(
     """
     store = Store(config.output)
     check_apart(store, sources)
+    check_own_files(store)
     check_writable(store)
     with open_output(store) as lease:
         inherit_takedowns(store, sources, config.write.strip_url_queries)

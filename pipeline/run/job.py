@@ -20,7 +20,7 @@ from pipeline.output.finished import Damage, Formats, find_damaged, find_missing
 from pipeline.output.manifest import failed_indices, failed_shard, read_manifest
 from pipeline.output.record import check_secrets
 from pipeline.output.resume import Work, plan_work
-from pipeline.output.store import Store
+from pipeline.output.store import Store, check_own_files
 from pipeline.output.takedowns import check_recorded
 from pipeline.read.listing import InputFiles, list_files
 from pipeline.read.takedown import listed
@@ -150,6 +150,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
     check_no_query(config, [path for path, _ in files])  # a listing of a web server may hold signed links
     check_output_outside_input(config, [path for path, _ in files])
     output = Store(config.output)
+    check_own_files(output)
     check_writable(output)
     entries = listed(config.read.takedown).without_queries(config.write.strip_url_queries)
     with open_output(output) as lease:

@@ -16,7 +16,6 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.lease import WATCH_S, new_lease
 from hypergrit_common.processes import ProcessId, machine, this_process
 from pipeline.output import lock as leases
-from pipeline.output.commit import open_output
 from pipeline.output.lock import Lease, fence, hold_lease, swap
 from pipeline.output.store import Store, check_own_files
 from schemas.files import LEASE_FILE
@@ -74,8 +73,8 @@ def test_an_output_with_files_of_others_is_refused_and_stays_as_it_is(
     message = (
         f"output {store.root} has files that no run of HyperGRIT wrote where a run writes its own, in {places}; give"
     )
-    with pytest.raises(UserError, match=message), open_output(store):
-        pass
+    with pytest.raises(UserError, match=message):
+        check_own_files(store)
     assert tree(store.root) == before
 
 

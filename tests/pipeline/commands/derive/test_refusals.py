@@ -90,6 +90,17 @@ def test_rewrite_refuses_in_one_line(
     assert hash_output(world / "A") == before
 
 
+def test_rewrite_refuses_an_output_with_files_of_others(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = tmp_path / "train" / "00000.tar"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"mine")
+    assert rewrite.main([f"source={world}/A", f"output={tmp_path}", "overwrite=true", *LOCAL]) == 2
+    assert "that no run of HyperGRIT wrote where a run writes its own, in train/; give" in capsys.readouterr().err
+    assert [*tmp_path.rglob("*")] == [theirs.parent, theirs]
+
+
 @pytest.mark.parametrize(
     ("source", "output"), [("A", "A"), ("A", "LINK"), ("LINK", "A"), ("A", "LINK/new"), ("A", "A/train"), ("LINK", "")]
 )
