@@ -39,6 +39,7 @@ from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX, INDEX_FILE, MAN
 
 IMAGE_SUFFIXES: Final = (
     *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "j2k", "jpx", "heic", "heif"),
+    *("jfif", "jpe", "pjpeg", "pjp"),
 )
 PICTURES: Final = frozenset(IMAGE_SUFFIXES)
 

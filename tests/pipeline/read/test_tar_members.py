@@ -90,6 +90,17 @@ def test_texts_without_pictures_are_not_merged(tmp_path: Path, names: list[str])
         assert read_all(path, caption_member="json")[0]["url"] == "http://a/v.json"
 
 
+@pytest.mark.parametrize("suffix", ["jfif", "JPE", "pjpeg", "Pjp"])
+def test_other_names_of_jpeg_are_pictures_after_the_usual_ones(tmp_path: Path, suffix: str) -> None:
+    names = [f"0.{suffix}", "0.txt", f"1.{suffix}", "1.png", "1.txt"]
+    path = write_members(tmp_path / "a.tar", names)
+    assert pairs(path) == [(names[0].encode(), "0.txt"), (b"1.png", "1.txt")]
+    for name in names[:2]:
+        (tmp_path / name).write_text(name)
+    path.unlink()
+    assert pairs(tmp_path) == [(names[0].encode(), "0.txt")]
+
+
 def test_a_picture_beside_the_picture_of_a_sample_is_counted(tmp_path: Path) -> None:
     path = write_members(tmp_path / "a.tar", ["0.jpg", "0.depth.png", "0.txt", "0.cls", "1.txt", "README"])
     rows = read_all(path)
