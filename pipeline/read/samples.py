@@ -274,6 +274,11 @@ def _content(member: Member, file: IO[bytes]) -> bytes:
     return file.read(member.size)
 
 
+def is_blank(caption: Any) -> bool:
+    """Return True for the value of a missing caption: null, NaN, or white space."""
+    return caption is None or caption != caption or (isinstance(caption, str) and not caption.strip())
+
+
 def parse_sample(sample: Sample, file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
     """The record of a tar sample: the columns of its json, its image, and its txt if the json has no caption."""
     members, layout = sample.members, layout_of(sample.members, config)
@@ -292,7 +297,7 @@ def parse_sample(sample: Sample, file: IO[bytes], config: ReadConfig) -> Record 
             return BadRecord(f"{members[layout.columns].name}: {parsed.message}")
         record = parsed
     is_chosen = config.caption_member is not None and layout.caption != GRIT_CAPTION
-    if layout.caption is not None and (is_chosen or record.get("caption") is None):
+    if layout.caption is not None and (is_chosen or is_blank(record.get("caption"))):
         text = decode(content(layout.caption), config.encoding)
         if isinstance(text, BadRecord):
             return BadRecord(f"{members[layout.caption].name}: {text.message}")
@@ -627,7 +632,7 @@ def _record(image: ImageFile, root: Root, config: ReadConfig) -> Record | BadRec
             if isinstance(parsed, BadRecord):
                 return BadRecord(f"{image.columns}: {parsed.message}")
             record = parsed
-        if image.caption is not None and record.get("caption") is None:
+        if image.caption is not None and is_blank(record.get("caption")):
             content = _beside(image.caption, root, config)
             text = content if isinstance(content, BadRecord) else decode(content, config.encoding)
             if isinstance(text, BadRecord):

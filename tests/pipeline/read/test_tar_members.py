@@ -101,6 +101,26 @@ def test_other_names_of_jpeg_are_pictures_after_the_usual_ones(tmp_path: Path, s
     assert pairs(tmp_path) == [(names[0].encode(), "0.txt")]
 
 
+@pytest.mark.parametrize(
+    ("value", "caption"),
+    [
+        ("null", "0.txt"),
+        ('""', "0.txt"),
+        ('" \\n\\u00a0"', "0.txt"),
+        ("NaN", "0.txt"),
+        ('"a cat"', "a cat"),
+        ('"0"', "0"),
+    ],
+)
+def test_the_text_beside_a_json_is_the_caption_if_that_has_none(tmp_path: Path, value: str, caption: str) -> None:
+    members = {"0.jpg": b"0.jpg", "0.json": f'{{"caption": {value}}}'.encode(), "0.txt": b"0.txt"}
+    assert pairs(write_tar(tmp_path / "a.tar", members)) == [(b"0.jpg", caption)]
+    (tmp_path / "a.tar").unlink()
+    for name, content in members.items():
+        (tmp_path / name).write_bytes(content)
+    assert pairs(tmp_path) == [(b"0.jpg", caption)]
+
+
 def test_a_picture_beside_the_picture_of_a_sample_is_counted(tmp_path: Path) -> None:
     path = write_members(tmp_path / "a.tar", ["0.jpg", "0.depth.png", "0.txt", "0.cls", "1.txt", "README"])
     rows = read_all(path)
