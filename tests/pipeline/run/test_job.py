@@ -79,6 +79,7 @@ def test_a_job_whose_shards_all_fail_ends_with_code_3_and_a_report_of_its_own(
     output = tmp_path / "out"
     output.mkdir()
     (output / "stats.json").write_text('{"rows": "of an earlier run"}')
+    (output / "_command.json").write_text("{}")
 
     def fail(plans: list[ShardPlan], *_: object) -> Iterator[Failed]:
         return (Failed(failed_shard(plan, "prepare", "x", "", attempts=1)) for plan in plans)
