@@ -48,9 +48,8 @@ def use_format(name: str | None) -> None:
 
 def format_of(path: str) -> str | None:
     """The name of the format by the suffix of a file name, None if unknown; a folder of images ends with a slash."""
-    name = without_query(path).lower()
-    if name.endswith("/"):
-        return Folder.name
+    if (name := without_query(path).lower()).endswith("/"):
+        return Folder.name if path.endswith("/") else None  # a page of a web server, such as a sorted listing
     plain = name.removesuffix(compression_of(name))
     found = (kind for kind in FORMATS.values() if (plain if kind.is_compressible else name).endswith(kind.suffixes))
     return next((kind.name for kind in found), None)
@@ -286,7 +285,8 @@ def choose_files(found: Sequence[str]) -> tuple[list[str], list[str]]:
     They are tars, or else tables, or else folders of images, or else .json files. Tables that img2dataset writes beside
     folders of images, with the same rows, do not count: all have the name of such a folder, or one has that of a shard.
     """
-    known = sorted(path for path in found if format_of(path))
+    of_file = {without_query(path): path for path in sorted(found, reverse=True)}  # pages link to a file more than once
+    known = sorted(path for path in of_file.values() if format_of(path))
     images = {path for path in found if is_image(path.rpartition("/")[2])}
     folders = sorted({path.rpartition("/")[0] for path in images})
     tars = [path for path in known if format_of(path) == "tar"]
@@ -333,7 +333,8 @@ def chain_error(path: str) -> UserError:
 
 def _stem(path: str) -> str:
     """The path of a file without its suffixes, as img2dataset names what belongs to a shard."""
-    plain = path[: len(path) - len(compression_of(path))]
+    plain = without_query(path)
+    plain = plain[: len(plain) - len(compression_of(plain))]
     return plain.removesuffix(".tgz").rpartition(".")[0] if "." in plain.rpartition("/")[2] else plain
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypergrit_common import remote
-from pipeline.read.listing import format_of
+from pipeline.read.listing import choose_files, format_of
 from tests.pipeline.hub import served
 from tests.pipeline.read.test_stage import ROWS, error_message, read_all, write
 
@@ -96,9 +96,16 @@ def test_the_query_and_the_fragment_of_a_url_are_no_part_of_its_name(tmp_path: P
     text = error_message(f"{server}/d.bin?sig=t0k3n")
     assert f"input file '{server}/d.bin' has no known format" in text
     assert "t0k3n" not in text
-    assert [format_of(name) for name in ("s3://b/a?.csv", "/data/b#1.tar", "http://h/t/?x=.csv", "/q?a.b/")] == [
-        *("csv", "tar", "folder", "folder")
-    ]
+    names = ("s3://b/a?.csv", "/data/b#1.tar", "http://h/t/", "http://h/t/?C=N;O=D.csv", "/q?a.b/")
+    assert [format_of(name) for name in names] == ["csv", "tar", "folder", None, "folder"]
+
+
+def test_a_file_to_which_a_page_links_twice_is_read_once() -> None:
+    links = ["a.csv.gz", "a.csv.gz?download=1", "b.csv.gz?v=2#x", "b.csv.gz?v=1", "?C=N;O=D"]
+    chosen, unread = choose_files([f"https://h/in/{link}" for link in links])
+    assert chosen == ["https://h/in/a.csv.gz", "https://h/in/b.csv.gz?v=1"]
+    assert len(unread) == 3
+    assert choose_files(["in/a?.csv", "in/a?1.csv", "in/a#.csv"])[0] == ["in/a#.csv", "in/a?.csv", "in/a?1.csv"]
 
 
 def test_a_large_file_of_such_a_server_is_an_error_with_the_fix(
