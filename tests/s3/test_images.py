@@ -35,7 +35,8 @@ def test_objects_below_the_root_are_read_and_no_others(bucket: S3FileSystem, tmp
     rows = read(str(path), image_roots=("s3://mine/set",))
     assert [row["image"] for row in rows[:3]] == [b"mine/set/a.jpg", b"mine/set/a.jpg", b"mine/set/b [1]*.jpg"]
     assert {row["reason"] for row in rows[3:-2]} == {"image_refused"}
-    assert [(row["reason"], row["image"]) for row in rows[-2:]] == [("image_not_found", None), (None, b"")]
+    assert [(row["reason"], row["image"]) for row in rows[-2:]] == [("image_not_found", None), ("missing_url", None)]
+    assert rows[-1]["detail"] == "s3://mine/set/empty.jpg is empty"
 
 
 def test_a_bucket_that_cannot_be_reached_is_not_the_fault_of_the_rows(
@@ -55,7 +56,7 @@ def test_a_bucket_that_cannot_be_reached_is_not_the_fault_of_the_rows(
 
 def test_a_folder_of_images_in_a_bucket_is_read(bucket: S3FileSystem) -> None:
     rows = read("s3://mine/set")
-    assert [row["image"] for row in rows] == [b"mine/set/a.jpg", b"mine/set/b [1]*.jpg", b""]
+    assert [row["image"] for row in rows] == [b"mine/set/a.jpg", b"mine/set/b [1]*.jpg", None]
     assert [row["caption_original"] for row in rows] == ["a cat", None, None]
     assert rows[0]["source"] == "s3://mine/set/"
 
