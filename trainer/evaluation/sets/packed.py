@@ -76,8 +76,8 @@ def read_records(path: Path, n_bytes: int) -> NDArray[np.uint8]:
 
 
 def refuse_pickle(folder: Path, names: tuple[str, ...], version: str) -> None:
-    """Raise UserError if the folder holds the Python version of CIFAR, which is a pickle."""
-    found = next((folder / name for name in names if (folder / name).exists()), None)
+    """Raise UserError if the folder holds a file of the Python version of CIFAR, which is a pickle."""
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
     if found is not None:
         raise UserError(f"{found} is a pickle, which can run code when it is read; use the binary version, {version}")
 
@@ -91,7 +91,9 @@ def read_cifar10(folder: Path, split: SplitName = "test") -> LabelledImages | No
     files = {"test": ["test_batch.bin"], "train": [f"data_batch_{i}.bin" for i in range(1, 6)], "val": []}[split]
     paths, names = [inner / name for name in files], inner / "batches.meta.txt"
     if not paths or not all(path.is_file() for path in (*paths, names)):
-        refuse_pickle(folder, ("cifar-10-batches-py", "test_batch", "cifar-10-python.tar.gz"), "cifar-10-binary.tar.gz")
+        refuse_pickle(
+            folder, ("cifar-10-batches-py/test_batch", "test_batch", "cifar-10-python.tar.gz"), "cifar-10-binary.tar.gz"
+        )
         return None
     parts = []
     for path in paths:
@@ -111,7 +113,7 @@ def read_cifar100(folder: Path, split: SplitName = "test") -> LabelledImages | N
     inner = first_folder(folder, "cifar-100-binary")
     path, names = inner / f"{split}.bin", inner / "fine_label_names.txt"
     if not (path.is_file() and names.is_file()):
-        refuse_pickle(folder, ("cifar-100-python", "test", "cifar-100-python.tar.gz"), "cifar-100-binary.tar.gz")
+        refuse_pickle(folder, ("cifar-100-python/test", "test", "cifar-100-python.tar.gz"), "cifar-100-binary.tar.gz")
         return None
     rows = read_records(path, 2 + 3 * CIFAR_SIDE**2)
     classes = [name.replace("_", " ") for name in read_lines(names)]

@@ -145,12 +145,20 @@ def test_cifar10_is_read_from_the_binary_version(tmp_path: Path) -> None:
         read_set(tmp_path, "cifar10")
 
 
-@pytest.mark.parametrize("key", ["cifar10", "cifar100"])
-def test_the_python_version_of_cifar_is_refused(key: str, tmp_path: Path) -> None:
-    folder = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[key]
-    write(tmp_path / key / folder / "test", "pickle")
+@pytest.mark.parametrize(
+    ("key", "file"), [("cifar10", "cifar-10-batches-py/test_batch"), ("cifar100", "cifar-100-python/test")]
+)
+def test_the_python_version_of_cifar_is_refused(key: str, file: str, tmp_path: Path) -> None:
+    write(tmp_path / key / file, "pickle")
     with pytest.raises(UserError, match="is a pickle, which can run code"):
         read_set(tmp_path, key)
+
+
+def test_a_folder_named_test_is_no_pickle(tmp_path: Path) -> None:
+    classes = [f"fish_{i:02d}" for i in range(100)]
+    for name in classes:
+        write_image(tmp_path / "cifar100" / "test" / name / "a.png")
+    assert read_set(tmp_path, "cifar100").names[7] == "fish 07"
 
 
 def test_cifar100_uses_the_fine_labels(tmp_path: Path) -> None:
