@@ -32,6 +32,7 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import read_limited
+from trainer.evaluation.sets.image_folders import in_order
 
 Rule = Literal["released", "paper"]
 MAX_TREE_BYTES: Final = 1 << 24
@@ -101,7 +102,7 @@ class Tree:
 
 
 def read_tree(path: Path = TREE_FILE) -> Tree:
-    """Read a tree from lines `child parent name`; the root has the parent "-". The leaves are the classes, sorted.
+    """Read a tree from lines `child parent name`; the root has the parent "-". The leaves are the classes, as `in_order`.
 
     Raises UserError for a malformed line, a node with two parents, and a node without a line.
     """
@@ -124,7 +125,7 @@ def read_tree(path: Path = TREE_FILE) -> Tree:
         raise UserError(
             f"{path} has no line for {min(unknown) if names else 'the root'}, whose parent is - if it is the root"
         )
-    return Tree(parents, tuple(sorted(names.keys() - set(parents.values()))), names)
+    return Tree(parents, tuple(in_order(names.keys() - set(parents.values()))), names)
 
 
 def hierarchical_metrics(tables: Mapping[str, Tensor], predicted: Tensor, target: Tensor) -> dict[str, float]:

@@ -70,11 +70,11 @@ def finish(info: SetInfo, root: Path, folder: Path, found: LabelledImages) -> Ze
     n_found = len(found.classes)
     if n_found != info.n_classes:
         raise UserError(f"{folder} has {n_found} classes, but {info.key} has {info.n_classes}; complete the folder")
-    names, source = list(found.classes), "the data set's files"
+    names, source = list(found.classes), FILES
     if (folder / CLASS_NAMES).is_file():
         files.append(folder / CLASS_NAMES)
         names, source = read_lines(folder / CLASS_NAMES), CLASS_NAMES
-    elif info.names and (not info.wnids or tuple(found.classes) == info.wnids):
+    elif tuple(names) == info.names or is_numbered(names, info):
         names, source = list(info.names), info.names_source
     if len(names) != info.n_classes:
         raise UserError(
@@ -82,7 +82,7 @@ def finish(info: SetInfo, root: Path, folder: Path, found: LabelledImages) -> Ze
             "order of the labels"
         )
     warn_of_equal(folder / CLASS_NAMES if source == CLASS_NAMES else folder, tuple(names))
-    if info.key in NAMELESS and source != CLASS_NAMES:
+    if source == FILES and info.key in set_infos() and all(map(CODE.fullmatch, names)) and {*names} != {*info.names}:
         raise UserError(
             f"{folder / CLASS_NAMES} is missing; the files of {info.key} carry no class names: write "
             f"{info.n_classes} lines, one class name per line in the order of the labels"
@@ -114,8 +114,16 @@ def warn_of_equal(place: Path, names: tuple[str, ...]) -> None:
         logger.warning("%s: classes have the same name: %s; give each its own", place, shortened(equal, 5, ", "))
 
 
-NAMELESS: Final = frozenset({"country211", "pcam"})
-"""Data sets whose files name the classes by codes only."""
+FILES: Final = "the data set's files"
+CODE: Final = re.compile(r"\d+|[A-Z]{2}")
+"""A number, or that of a country: no name of a class, unless the classes of the set are numbers."""
+
+
+def is_numbered(names: Sequence[str], info: SetInfo) -> bool:
+    """True for the numbers from 0 or 1 of classes that have names, in the order of these."""
+    if not info.names or info.names[0].isdecimal() or not all(map(str.isdecimal, names)):
+        return False
+    return [*map(int, names)] in [[*range(first, first + info.n_classes)] for first in (0, 1)]
 
 
 def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
@@ -140,20 +148,17 @@ def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
 
 
 def read_class_folders(folder: Path, form: str = "official files", is_full: bool = False) -> LabelledImages:
-    """Read FOLDER/CLASS/IMAGE. Classes are in the order of their names; names of classes are made readable."""
+    """Read FOLDER/CLASS/IMAGE. Classes are in the order of `class_names`; their names are made readable."""
     classes = class_names(folder)
     pairs = class_images(folder, classes)
     return LabelledImages(
         images=[ImageSource(path=path) for path, _ in pairs],
         targets=[target for _, target in pairs],
-        classes=[name if WNID.fullmatch(name) else readable(name) for name in classes],
+        classes=[*map(readable, classes)],
         files=[folder],
         form=form,
         is_full=is_full,
     )
-
-
-WNID: Final = re.compile(r"n\d{8}")
 
 
 def first_folder(folder: Path, *names: str) -> Path:
@@ -163,7 +168,7 @@ def first_folder(folder: Path, *names: str) -> Path:
 
 # Image classification on data sets of one's own: ROOT/own/NAME/CLASS/IMAGE.
 #
-# classnames.txt   names of the classes, one per line in the order of the folders; default: the names of the folders
+# classnames.txt   names of the classes, one per line in the order of the folders, numbers by value; default: their names
 # prompts.txt      prompts, one per line, with {} in place of the class name; default: a photo of a {}.
 # tree.txt         lines `child parent name` whose leaves are the folders, for the hierarchical metrics; the root has
 #                  the parent "-", and every node has its own line

@@ -1,10 +1,11 @@
-"""Image folders in torchvision's layout, FOLDER/CLASS/IMAGE. Classes are in the order of their names."""
+"""Image folders in torchvision's layout, FOLDER/CLASS/IMAGE. Classes are in the order of their names, as `in_order`."""
 
 import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from hypergrit_common.images import ImageRejected, decode
 from hypergrit_common.samples import LIMITS, MAX_SAMPLE_BYTES
 from hypergrit_common.text import shortened
 from trainer.data.preprocess import PreprocessConfig, fit
+from trainer.evaluation.catalog import set_infos
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +71,22 @@ def read_folder(folder: str) -> ImageFolder:
 
 
 def class_names(folder: Path) -> list[str]:
-    """The names of the folders of classes, sorted; hidden folders are none."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """The names of the folders of classes, as `in_order`; hidden folders are none."""
+    return in_order(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The names sorted; by value if all are whole numbers.
+
+    >>> in_order(["10", "9"]), in_order(["10", "9", "no 1"])
+    (['9', '10'], ['10', '9', 'no 1'])
+    """
+    names = sorted(names)
+    return sorted(names, key=lambda name: name.zfill(MAX_NAME)) if all(map(str.isdecimal, names)) else names
+
+
+MAX_NAME: Final = 255
+"""Characters of the name of a folder."""
 
 
 def class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
@@ -97,6 +113,10 @@ def class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]
             [name for name in classes if texts[readable(name)] > 1],
             "classes with equal texts, which no prompt tells apart",
         ),
+        (
+            [name for name in classes if WNID.fullmatch(name) and name not in wordnet_names()],
+            "classes with WordNet ids that are not in ImageNet's 1,000, which prompts take as they are",
+        ),
         ([path.name for path in others], f"files that do not end in {', '.join(SUFFIXES)}, which are skipped"),
     ):
         if names:
@@ -105,8 +125,20 @@ def class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]
 
 
 def readable(name: str) -> str:
-    """Replace `_` by a space and divide CamelCase: "AnnualCrop" is "Annual Crop"."""
+    """The name of a class in prompts: a WordNet id of ImageNet has its name there, "AnnualCrop" is "Annual Crop"."""
+    if name in wordnet_names():
+        return wordnet_names()[name]
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").strip()
+
+
+WNID: Final = re.compile(r"n\d{8}")
+
+
+@cache
+def wordnet_names() -> dict[str, str]:
+    """The names of ImageNet's classes by their WordNet ids."""
+    info = set_infos()["imagenet"]
+    return dict(zip(info.wnids, info.names, strict=True))
 
 
 def read_images(paths: Sequence[Path], size_px: int) -> tuple[Tensor, list[str]]:

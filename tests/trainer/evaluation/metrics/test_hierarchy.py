@@ -49,6 +49,11 @@ def test_released_rule_excludes_the_class_from_its_ancestors_and_the_papers_incl
     assert found == pytest.approx(expected)
 
 
+def test_leaves_that_are_numbers_are_in_the_order_of_their_folders(tmp_path: Path) -> None:
+    (tmp_path / "tree.txt").write_text("top - top\n12 top dozen\n3 top few\n20 top score\n")
+    assert read_tree(tmp_path / "tree.txt").classes == ("3", "12", "20")
+
+
 def test_distances_differ_by_direction_if_the_classes_lie_at_different_depths() -> None:
     tree = tree_of("a c d", a="r", b="r", c="b", d="b")
     shallow_predicted = hierarchical_metrics(tree.tables("paper"), torch.tensor([0]), torch.tensor([1]))

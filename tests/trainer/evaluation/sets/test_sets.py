@@ -13,6 +13,7 @@ from scipy.io import savemat
 
 from hypergrit_common.errors import UserError
 from trainer.evaluation.catalog import set_infos
+from trainer.evaluation.sets.base import ZeroShotSet, read_own_set
 from trainer.evaluation.sets.lists import read_mat
 from trainer.evaluation.sets.registry import READERS, read_set
 from trainer.evaluation.task import MissingFilesError
@@ -120,6 +121,76 @@ def test_sets_without_names_ask_for_them(tmp_path: Path) -> None:
         write_image(tmp_path / "pcam" / name / "a.png")
     with pytest.raises(UserError, match=r"pcam/classnames\.txt is missing; the files of pcam carry no class names"):
         read_set(tmp_path, "pcam")
+
+
+def test_codes_of_countries_are_no_names(tmp_path: Path) -> None:
+    for i in range(211):
+        write_image(tmp_path / "country211" / "test" / f"{chr(65 + i // 26)}{chr(65 + i % 26)}" / "a.jpg")
+    with pytest.raises(UserError, match="the files of country211 carry no class names"):
+        read_set(tmp_path, "country211")
+
+
+FLOWERS, IMAGENET = set_infos()["flowers102"].names, set_infos()["imagenet"]
+DIGITS = "zero one two three four five six seven eight nine"
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("flowers102", {str(number): name for number, name in enumerate(FLOWERS, 1)}),
+        ("flowers102", {f"{number:03d}": name for number, name in enumerate(FLOWERS)}),
+        ("flowers102", {name.replace(" ", "_"): name for name in FLOWERS}),
+        ("mnist", {name: name for name in DIGITS.split()}),
+        ("mnist", {name: name for name in "8306421795"}),
+        ("clevr", {str(number): str(number) for number in range(10, 2, -1)}),
+        ("pcam", {"tumor": "tumor", "normal": "normal"}),
+        ("imagenet", {str(number): name for number, name in enumerate(IMAGENET.names)}),
+        ("imagenet", dict(zip(IMAGENET.wnids, IMAGENET.names, strict=True))),
+    ],
+    ids=["from 1", "from 0", "flowers", "words", "digits", "counts", "tissue", "ranks", "wnids"],
+)
+def test_each_plain_folder_has_its_own_name(key: str, names: dict[str, str], tmp_path: Path) -> None:
+    for number, name in enumerate(names):
+        (tmp_path / key / "val" / name).mkdir(parents=True)
+        if number < 12:
+            write_image(tmp_path / key / "val" / name / "a.png")
+    if key != "imagenet":
+        (tmp_path / key / "val").rename(tmp_path / key / "test")
+    found = named_folders(read_set(tmp_path, key))
+    assert found == {name: names[name] for name in [*names][:12]}
+
+
+def named_folders(found: ZeroShotSet) -> dict[str, str]:
+    """The name of the class of each folder with images."""
+    return {
+        image.path.parent.name: found.names[target] for image, target in zip(found.images, found.targets, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("key", "first"), [("flowers102", 2), ("clevr", 0), ("mnist", 1), ("stl10", 0)])
+def test_numbers_that_may_mean_several_classes_are_refused(key: str, first: int, tmp_path: Path) -> None:
+    for number in range(first, first + set_infos()[key].n_classes):
+        write_image(tmp_path / key / str(number) / "a.png")
+    with pytest.raises(UserError, match=rf"classnames\.txt is missing; the files of {key} carry no class names"):
+        read_set(tmp_path, key)
+
+
+def test_class_names_of_numbered_folders_are_in_the_order_of_the_numbers(tmp_path: Path) -> None:
+    for number in (100, 7, 23, 9):
+        write_image(tmp_path / "own" / "marks" / str(number) / "a.png")
+    write(tmp_path / "own" / "marks" / "classnames.txt", "seven", "nine", "twenty-three", "hundred")
+    found = read_own_set(tmp_path, "marks")
+    assert named_folders(found) == {"7": "seven", "9": "nine", "23": "twenty-three", "100": "hundred"}
+
+
+def test_wordnet_ids_have_their_names_and_unknown_ones_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("n02099601", "n09999999", "teddy_bear"):
+        write_image(tmp_path / "own" / "toys" / name / "a.png")
+    assert read_own_set(tmp_path, "toys").names == ["Golden Retriever", "n09999999", "teddy bear"]
+    assert "1 classes with WordNet ids that are not in ImageNet's 1,000" in caplog.text
+    assert "n09999999" in caplog.text
 
 
 @pytest.mark.parametrize("key", READERS)
