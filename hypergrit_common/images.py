@@ -23,6 +23,7 @@ from hypergrit_common.image_header import CostlyImageError, JpegHeader, cost_by_
 from hypergrit_common.image_process import isolated
 
 __all__ = [
+    "IMAGE_SUFFIXES",
     "ORIENTATION_TAG",
     "STORED_IMAGE_LIMITS",
     "Decoded",
@@ -35,6 +36,12 @@ __all__ = [
     "decode_reduced",
     "to_pixels",
 ]
+
+IMAGE_SUFFIXES: Final = (
+    *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "j2k", "jpx", "heic", "heif"),
+    *("jfif", "jpe", "pjpeg", "pjp"),
+)
+"""Ends of the names of files that `decode` reads; HEIC needs a package."""
 
 ISOLATED_S: Final = 0.1
 """Predicted decoding time above which an image is decoded in a child process."""

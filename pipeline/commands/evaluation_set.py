@@ -16,11 +16,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
-from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageLimits, ImageRejected, decode
+from hypergrit_common.images import IMAGE_SUFFIXES, STORED_IMAGE_LIMITS, ImageLimits, ImageRejected, decode
 from hypergrit_common.near_duplicates import N_BITS, perceptual_hash
 from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.text import counted
-from pipeline.read.samples import IMAGE_SUFFIXES, count_suffixes
+from pipeline.read.samples import count_suffixes
 from pipeline.read.takedown import Digests, TakedownList, parse_takedown
 from schemas.rows import DOWNLOADED, HEAVY, SCORED
 from schemas.status import KEPT

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
+from hypergrit_common.images import IMAGE_SUFFIXES
 from hypergrit_common.json_file import MAX_BYTES
 from hypergrit_common.remote import THREADS, map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.tar import MAX_SIZE, Member, TarError, iter_members, reader_of
@@ -37,10 +38,6 @@ from pipeline.read.text import decode, parse_json
 from pipeline.read.types import IMAGE, LACK, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
 from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX, INDEX_FILE, MANIFEST_FILE, ShardPath
 
-IMAGE_SUFFIXES: Final = (
-    *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "j2k", "jpx", "heic", "heif"),
-    *("jfif", "jpe", "pjpeg", "pjp"),
-)
 PICTURES: Final = frozenset(IMAGE_SUFFIXES)
 
 # Which files of a sample of a tar are read.

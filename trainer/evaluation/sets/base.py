@@ -13,7 +13,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.text import shortened
 from trainer.evaluation.catalog import SetInfo, set_infos
 from trainer.evaluation.sets.annotations import checksums, integer, numbered_lines, read_lines
-from trainer.evaluation.sets.image_folders import class_images, class_names, readable
+from trainer.evaluation.sets.image_folders import SUFFIXES, class_images, class_names, readable
 from trainer.evaluation.task import ImageSource
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,9 @@ def finish(info: SetInfo, root: Path, folder: Path, found: LabelledImages) -> Ze
             f"{info.n_classes} lines, one class name per line in the order of the labels"
         )
     if not found.images:
-        raise UserError(f"{folder} lists no test images; download it again")
+        raise UserError(
+            f"{folder} has no test images; download it again, or give CLASS/IMAGE that end in {', '.join(SUFFIXES)}"
+        )
     subset = "full" if found.is_full else "test"
     if (folder / INDICES).is_file():
         files.append(folder / INDICES)

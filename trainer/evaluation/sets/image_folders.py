@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import read_limited
-from hypergrit_common.images import ImageRejected, decode
+from hypergrit_common.images import IMAGE_SUFFIXES, ImageRejected, decode
 from hypergrit_common.samples import LIMITS, MAX_SAMPLE_BYTES
 from hypergrit_common.text import shortened
 from trainer.data.preprocess import PreprocessConfig, fit
@@ -23,7 +23,7 @@ from trainer.evaluation.catalog import set_infos
 
 logger = logging.getLogger(__name__)
 
-SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+SUFFIXES: Final = tuple(f".{name}" for name in IMAGE_SUFFIXES)
 
 
 @dataclass(frozen=True, kw_only=True)

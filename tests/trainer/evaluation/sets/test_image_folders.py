@@ -46,6 +46,14 @@ def test_a_folder_without_images_is_an_error_that_names_it(tmp_path: Path) -> No
         read_folder(str(tmp_path / "missing"))
 
 
+@pytest.mark.parametrize("name", ["1.TIFF", "2.tif", "3.avif", "4.jfif", "5.jp2"])
+def test_what_is_decoded_is_listed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "moss" / name
+    path.parent.mkdir()
+    PIL.Image.new("RGB", (8, 6), "green").save(path)
+    assert read_images(read_folder(str(tmp_path)).paths, size_px=4)[1] == [""]
+
+
 def test_hidden_files_are_no_images(tmp_path: Path) -> None:
     root = Path(write(tmp_path / "animals", ant=1))
     (root / "ant" / "._0.png").write_bytes(b"of macOS")

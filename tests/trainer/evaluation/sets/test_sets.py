@@ -175,6 +175,12 @@ def test_numbers_that_may_mean_several_classes_are_refused(key: str, first: int,
         read_set(tmp_path, key)
 
 
+def test_a_set_of_ones_own_without_pictures_names_the_suffixes(tmp_path: Path) -> None:
+    write(tmp_path / "own" / "notes" / "a" / "x.svg", "<svg/>")
+    with pytest.raises(UserError, match=r"own/notes has no test images; .* end in \.jpg, .*\.tif"):
+        read_own_set(tmp_path, "notes")
+
+
 def test_class_names_of_numbered_folders_are_in_the_order_of_the_numbers(tmp_path: Path) -> None:
     for number in (100, 7, 23, 9):
         write_image(tmp_path / "own" / "marks" / str(number) / "a.png")
