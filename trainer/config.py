@@ -121,8 +121,8 @@ class TrainConfig(Trusting):
     # folder or URL (s3://...) of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json,
     # config.yaml
     output: str = reaches("", is_runtime=True)
-    # initial weights: a folder written by the trainer, or a released .pth file; null: random weights, or those of
-    # model.image.weights and model.text.weights
+    # initial weights: a run, its folder model/ or one of its checkpoints/, or a released .pth file; null: random weights,
+    # or those of model.image.weights and model.text.weights
     init: str | None = reaches(None)
     # parts that init does not set: names of modules or parameters, such as visual_proj and curv, with *, ? and [...] as in
     # the shell. Those of the model keep their random weights, those of init are not used; all others must agree

@@ -25,10 +25,10 @@ usage: hypergrit evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TA
        hypergrit evaluate MODEL [MODEL ...] [CONFIG.yaml ...] [key=value ...]
 
 The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is the
-folder of a finished run, its folder model/, a folder of open_clip, or NAME:FILE.pth, a released file with the name of its
-model. The second form evaluates models without benchmark files, side by side: zero-shot classification of image folders,
-retrieval and entailment on held-out shards; pictures=FOLDER shows how far images and texts are from the root. YAML files
-may hold the keys of either form. Later files and arguments override earlier ones.
+folder of a finished run, its folder model/, one of its checkpoints/, a folder of open_clip, or NAME:FILE.pth, a released
+file with the name of its model. The second form evaluates models without benchmark files, side by side: zero-shot
+classification of image folders, retrieval and entailment on held-out shards; pictures=FOLDER shows how far images and
+texts are from the root. YAML files may hold the keys of either form. Later files and arguments override earlier ones.
 
   hypergrit evaluate model=[out/hycoclip] data=datasets/eval output=out/eval         all tasks whose files are there
   hypergrit evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\

@@ -39,6 +39,8 @@ FILLED: Final = (CHECKPOINTS, "profile", "tensorboard", "wandb")
 """Folders of a run in which it writes or removes files one by one."""
 MARK: Final = "state.json"
 """File of a checkpoint that makes it complete at a URL."""
+TENSORS: Final = "state.safetensors"
+"""File of a checkpoint with the weights, unless each rank writes its part."""
 LOCK: Final = ".lock"
 """File of a folder that the run which writes to it has locked, with its process."""
 LOG_FILE: Final = "train.log"

@@ -1,6 +1,7 @@
 """Models on disk: folders written by the trainer, and the released checkpoint files.
 
-A folder holds config.json, model.safetensors and, unless the tokenizer is OpenAI's, its merges.txt or tokenizer.json.
+A folder holds config.json, model.safetensors and, unless the tokenizer is OpenAI's, its merges.txt or tokenizer.json. A
+checkpoint of a run is read as the folder that the run would have written.
 """
 
 import dataclasses
@@ -25,12 +26,14 @@ from hypergrit_common.text import shortened
 from hypergrit_common.urls import clean
 from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.batch import to_half
+from trainer.checkpoints.folder import MARK, TENSORS
 from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3, read_saved
 from trainer.checkpoints.open_clip_layout import CONFIG_FILE, read_open_clip
 from trainer.checkpoints.skeleton import skeleton
-from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
+from trainer.checkpoints.tokenizer_files import load_tokenizer, named_tokenizer, write_tokenizer
 from trainer.checkpoints.towers import (
     COPY,
+    WEIGHTS,
     attach_tower,
     cached_towers,
     plain_settings,
@@ -43,8 +46,8 @@ from trainer.encoders.text import TextTower, stretch_positions
 from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model, model_name, parse_config, use_model
-from trainer.optim.config import check_matched, longest_match
-from trainer.optim.freeze import merged_state
+from trainer.optim.config import LoRAConfig, check_matched, longest_match
+from trainer.optim.freeze import merged_state, merged_tensors
 from trainer.text.base import TextTokenizer
 from trainer.text.tokenizer import openai_tokenizer
 
@@ -127,7 +130,7 @@ def save_model(
 def load_model(
     path: Path | str, name: str | None = None, tower: Path | str | None = None, trust: Sequence[str] = ()
 ) -> LoadedModel:
-    """Load a model in float32 and evaluation mode, from a run, its folder model/, open_clip's folder, or a `.pth` file.
+    """Load a model in float32 and evaluation mode: a run, its model/, a checkpoint, open_clip's folder, or a `.pth` file.
 
     `tower` is the frozen model of a head over cached features, if it is not where the head was trained.
     `name` is the model of a released file, such as "meru": MERU and HyCoCLIP files have the same layout. A folder names
@@ -182,7 +185,7 @@ def model_folder(path: Path) -> Path:
     if (run / "checkpoints").is_dir():
         raise FileNotFoundError(
             f"{run} is a training run that has not finished, so it has no folder model/ yet; repeat its command, which "
-            "resumes it"
+            "resumes it, or give one of its checkpoints/"
         )
     return path
 
@@ -193,14 +196,18 @@ def load_folder(folder: Path, trust: Sequence[str] = ()) -> LoadedModel:
         return from_parts(read_open_clip(folder, trust), folder)
     if saved := read_saved(folder):
         return from_parts(saved, folder)
-    for file in ("config.json", "model.safetensors"):
-        if not (folder / file).is_file():
-            raise FileNotFoundError(
-                f"{folder}: {file} is missing; give the folder of a finished run, or its folder model/"
-            )
-    config = read_object(folder / "config.json")
-    if is_hyper3(config):
-        return from_parts(read_hyper3(folder, config), folder)
+    if is_checkpoint := (folder / MARK).is_file():
+        source, (config, state) = folder / MARK, read_checkpoint(folder)
+    else:
+        for file in ("config.json", WEIGHTS):
+            if not (folder / file).is_file():
+                raise FileNotFoundError(
+                    f"{folder}: {file} is missing; give the folder of a run, its folder model/, or one of its checkpoints"
+                )
+        config = read_object(source := folder / "config.json")
+        if is_hyper3(config):
+            return from_parts(read_hyper3(folder, config), folder)
+        state = {}
     if config.get("format") != FORMAT:
         raise ValueError(
             f"{folder} has format {config.get('format')}, but this version reads format {FORMAT}; load it with the "
@@ -209,23 +216,64 @@ def load_folder(folder: Path, trust: Sequence[str] = ()) -> LoadedModel:
     invalid = [key for key, kind in REQUIRED_KEYS.items() if not isinstance(config.get(key), kind)]
     if invalid:
         raise ValueError(
-            f"{folder / 'config.json'}: {invalid[0]!r} is missing or has the wrong type; copy the folder again, or "
-            "save the model again"
+            f"{source}: {invalid[0]!r} is missing or has the wrong type; copy the folder again, or save the model again"
         )
-    state = read_tensors(weights := folder / "model.safetensors")
+    weights = folder / (TENSORS if is_checkpoint else WEIGHTS)
+    state = state or read_tensors(weights)
     parsed = parse_config(config["model"], config["config"], folder, trust)
     model = fitted(skeleton(config["model"], parsed, state, folder), state, weights)
-    tokenizer = load_tokenizer(config["tokenizer"], folder, model.config.text)
+    if is_checkpoint:
+        model.begin_step(config["record"]["steps"])
+        tokenizer = named_tokenizer(config["tokenizer"], model.config.text)
+    else:
+        tokenizer = load_tokenizer(config["tokenizer"], folder, model.config.text)
     try:
         values = {key: config["preprocess"][key] for key in ("size_px", "mode")}
         preprocess = cast(PreprocessConfig, from_plain(PreprocessConfig, values, "preprocess"))
     except UserError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
     except KeyError as error:
         raise ValueError(
-            f"{folder / 'config.json'}: {error} is missing in 'preprocess'; copy the folder again, or save the model again"
+            f"{source}: {error} is missing in 'preprocess'; copy the folder again, or save the model again"
         ) from error
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, preprocess=preprocess, config=config)
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config.json and the weights that the model/ of a run would have at a checkpoint: averaged if the run averages.
+
+    Raises OSError and ValueError.
+    """
+    saved = read_object(folder / MARK)
+    try:
+        run, step = saved["config"], saved["step"]
+        config = {
+            key: run[name] for key, name in (("model", "model_name"), ("config", "model"), ("tokenizer", "tokenizer"))
+        }
+        preprocess = {**dataclasses.asdict(PreprocessConfig()), "size_px": run["model"]["image"]["size_px"]}
+        lora = cast(LoRAConfig, from_plain(LoRAConfig, run["lora"], "lora"))
+        if type(step) is not int or not 0 <= step < 1 << 60:
+            raise TypeError(f"the step is {step!a:.40}")
+    except (KeyError, TypeError, UserError) as error:
+        raise ValueError(
+            f"{folder / MARK} is damaged or of another program ({error!a:.200}); give another checkpoint"
+        ) from None
+    if not (folder / TENSORS).is_file():
+        raise FileNotFoundError(
+            f"{folder} has its weights in one part for each rank (save.sharded=true); give the model/ of the finished run"
+        )
+    tensors = read_tensors(folder / TENSORS)
+    state = {
+        name.removeprefix(part): value
+        for part in ("model/", "average/")
+        for name, value in tensors.items()
+        if name.startswith(part)
+    }
+    facts = {"format": saved.get("format"), "preprocess": preprocess, "record": {"steps": step, "training": run}}
+    try:
+        return config | facts, merged_tensors(state, lora)
+    except ValueError as error:
+        raise ValueError(f"{folder / TENSORS}: {error}; give another checkpoint") from None
 
 
 def from_parts(found: FolderParts, folder: Path) -> LoadedModel:
@@ -250,13 +298,15 @@ def fitted(model: DualEncoder, state: Mapping[str, Tensor], source: Path) -> Dua
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of a run, of its folder model/, or of a released file, in the trainer's layout.
+    """Read the state dict of a run, of its folder model/, of a checkpoint or of a released file, in the trainer's layout.
 
     Raises OSError for a file that cannot be read, and ValueError for a file without a state dict.
     """
     path = model_folder(path)
+    if (path / MARK).is_file():
+        return read_checkpoint(path)[1]
     if path.is_dir():
-        return read_tensors(path / "model.safetensors")
+        return read_tensors(path / WEIGHTS)
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; give the folder of a run, or a .pth file")
     return from_released(read_tensors(path))

@@ -33,7 +33,7 @@ from hypergrit_common.devices import THREADS
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
 from hypergrit_common.text import shortened
-from trainer.checkpoints.folder import MARK
+from trainer.checkpoints.folder import MARK, TENSORS
 from trainer.distributed.process import Process
 from trainer.models.dual_encoder import DualEncoder
 from trainer.optim.optimizer import Average
@@ -90,7 +90,6 @@ def decode(text: str) -> Tensor:
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-TENSORS: Final = "state.safetensors"
 SHOWN_DIFFERENCES: Final = 3
 STATE: Final = {"config": dict, "step": int, "ranks": int, "scaler": dict, "files": list, "threads": int}
 RANK: Final = {"loader": dict, "random": dict}

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Final
 
+from hypergrit_common.errors import UserError
 from hypergrit_common.model_files import TOKENIZER
-from trainer.encoders.config import TextConfig
+from trainer.encoders.config import CACHED, TRANSFORMERS, TextConfig
 from trainer.text.base import TextTokenizer
-from trainer.text.fast_tokenizer import FastTokenizer, load_fast_tokenizer, write_fast_tokenizer
+from trainer.text.fast_tokenizer import FastTokenizer, load_fast_tokenizer, read_fast_tokenizer, write_fast_tokenizer
 from trainer.text.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
 OPENAI: Final = "openai"
@@ -28,6 +29,23 @@ def write_tokenizer(tokenizer: TextTokenizer, folder: Path) -> str:
     assert isinstance(tokenizer, Tokenizer)
     write_merges(tokenizer, folder / MERGES_FILE)
     return MERGES_FILE
+
+
+def named_tokenizer(name: str, text: TextConfig) -> TextTokenizer:
+    """The tokenizer that a run names. Raises UserError, with the setting, if it cannot be read."""
+    forms = "give openai or the path of a merges.txt"
+    try:
+        if text.name == TRANSFORMERS or (text.name == CACHED and Path(name).is_dir()):
+            forms = "give a folder with the tokenizer of the text tower"
+            tokenizer = read_fast_tokenizer(Path(name), text.context_length)
+            if text.name == CACHED:  # the padding of a frozen model is in its config.json
+                tokenizer.pad_id = text.pad_id
+            return tokenizer
+        return (
+            openai_tokenizer(text.context_length) if name == OPENAI else read_tokenizer(Path(name), text.context_length)
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"tokenizer={name} cannot be read: {error}; {forms}") from None
 
 
 def load_tokenizer(name: str, folder: Path, text: TextConfig) -> TextTokenizer:

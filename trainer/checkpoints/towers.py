@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import public_name
+from trainer.checkpoints.folder import TENSORS
 from trainer.encoders.build import keep_patches, patches_of
 from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED
@@ -117,8 +118,8 @@ def find_tower(places: Sequence[Path], sha256: str) -> Path:
 
 
 def weights_file(path: Path) -> Path:
-    """The file of weights of a model folder, also one of open_clip, or of a released file."""
-    files = [path / name for name in (*OPEN_CLIP_WEIGHTS, WEIGHTS)]
+    """The file of weights of a model folder, also one of open_clip or a checkpoint, or of a released file."""
+    files = [path / name for name in (*OPEN_CLIP_WEIGHTS, TENSORS, WEIGHTS)]
     return next((file for file in files if file.is_file()), files[-1]) if path.is_dir() else path
 
 

@@ -29,8 +29,8 @@ from hypergrit_common.disk import sync
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import one_line, store_errors
 from hypergrit_common.weights import save_tensors
-from trainer.checkpoints.folder import CHECKPOINTS, MARK, RunFolder, kept_checkpoints, list_checkpoints
-from trainer.checkpoints.run import FORMAT, TENSORS, TrainingState, first_cause, random_state, rank_file, tensors_of
+from trainer.checkpoints.folder import CHECKPOINTS, MARK, TENSORS, RunFolder, kept_checkpoints, list_checkpoints
+from trainer.checkpoints.run import FORMAT, TrainingState, first_cause, random_state, rank_file, tensors_of
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, full_tensor, mark_queued, true_on_all_ranks
 

@@ -86,7 +86,8 @@ def load_model(
     """Load a trained model for inference.
 
     Args:
-        path: folder of a training run, its subfolder model/, a folder of open_clip, or a released `.pth` file.
+        path: folder of a training run, its subfolder model/ or checkpoints/step_N/, a folder of open_clip, or a released
+            `.pth` file.
         model_name: key of `trainer.MODELS`; needed for a released file.
         device: "auto", "cpu", "cuda" or "cuda:N", or a torch device.
         tower: frozen model of a head over cached features, if it has moved.

@@ -58,10 +58,14 @@ def add_lora(model: nn.Module, config: LoRAConfig) -> None:
             continue
         owner, _, own = name.rpartition(".")
         n_parts = FUSED.get(own) or FUSED.get(owner.rpartition(".")[2], 1)
-        rank = config.ranks[pattern]
-        update = LowRank(weight, rank, config.alpha / (rank**0.5 if config.rank_stabilised else rank), n_parts)
+        update = LowRank(weight, rank := config.ranks[pattern], scale_of(config, rank), n_parts)
         parametrize.register_parametrization(model.get_submodule(owner), own, update)
         weight.requires_grad_(False)
+
+
+def scale_of(config: LoRAConfig, rank: int) -> float:
+    """The factor of an update of this rank."""
+    return config.alpha / (rank**0.5 if config.rank_stabilised else rank)
 
 
 def is_update(name: str) -> bool:
@@ -80,6 +84,20 @@ def merged_state(model: nn.Module) -> Mapping[str, Tensor]:
                 owner, _, own = name.removesuffix(ORIGINAL).rpartition(INSERTED)
                 state[f"{owner}.{own}"] = getattr(model.get_submodule(owner), own)
     return state
+
+
+def merged_tensors(state: Mapping[str, Tensor], config: LoRAConfig) -> dict[str, Tensor]:
+    """The `merged_state` of a model with these tensors. Raises ValueError for updates that do not fit their matrices."""
+    merged = {name: value for name, value in state.items() if INSERTED not in name}
+    for name in [name for name in state if INSERTED in name and name.endswith(ORIGINAL)]:
+        start, weight = name.removesuffix(ORIGINAL), state[name]
+        up, down = (state.get(f"{start}.0.{part}", torch.zeros(0)) for part in ("up", "down"))
+        sizes = (*up.shape[:2], *down.shape[2:])
+        if up.ndim != 3 or up.shape[::2] != down.shape[:2] or (sizes[0] * sizes[1], *sizes[2:]) != weight.shape:
+            raise ValueError(f"the update of {name:.200} is missing, or does not fit it")
+        owner, _, own = start.rpartition(INSERTED)
+        merged[f"{owner}.{own}"] = weight + scale_of(config, len(down[0])) * (up @ down).flatten(0, 1)
+    return merged
 
 
 def first_steps(model: nn.Module, config: OptimConfig) -> dict[str, float]:

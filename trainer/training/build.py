@@ -27,7 +27,7 @@ from trainer.checkpoints.folder import RunFolder
 from trainer.checkpoints.model import StateError, load_frozen, load_state, read_weights, resized, stretched
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.run import TrainingState, seed_generators
-from trainer.checkpoints.tokenizer_files import OPENAI, fits
+from trainer.checkpoints.tokenizer_files import fits, named_tokenizer
 from trainer.checkpoints.towers import attach_tower
 from trainer.config import TrainConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
@@ -46,8 +46,6 @@ from trainer.models.terms import streams_of
 from trainer.optim.freeze import Freezing, add_lora, check_patterns, freeze_for_good
 from trainer.optim.optimizer import Average, build_optimizer
 from trainer.text.base import TextTokenizer
-from trainer.text.fast_tokenizer import read_fast_tokenizer
-from trainer.text.tokenizer import openai_tokenizer, read_tokenizer
 from trainer.training.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
 from trainer.training.memory import check_memory
 
@@ -368,20 +366,7 @@ def check_packing(config: TrainConfig, model: DualEncoder, device: torch.device,
 def build_tokenizer(config: TrainConfig) -> TextTokenizer:
     """Build the tokenizer. Raises UserError if it cannot be read or does not fit the text tower's vocabulary."""
     text = config.model.text
-    tokenizer: TextTokenizer
-    forms = "give openai or the path of a merges.txt"
-    try:
-        if text.name == TRANSFORMERS or (text.name == CACHED and Path(config.tokenizer).is_dir()):
-            forms = "give a folder with the tokenizer of the text tower"
-            tokenizer = read_fast_tokenizer(Path(config.tokenizer), text.context_length)
-            if text.name == CACHED:  # the padding of a frozen model is in its config.json
-                tokenizer.pad_id = text.pad_id
-        elif config.tokenizer == OPENAI:
-            tokenizer = openai_tokenizer(text.context_length)
-        else:
-            tokenizer = read_tokenizer(Path(config.tokenizer), text.context_length)
-    except (OSError, ValueError) as error:
-        raise UserError(f"tokenizer={config.tokenizer} cannot be read: {error}; {forms}") from None
+    tokenizer = named_tokenizer(config.tokenizer, text)
     if fits(tokenizer, text):
         return tokenizer
     if text.name == TRANSFORMERS:

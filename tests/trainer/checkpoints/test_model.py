@@ -151,7 +151,7 @@ def test_a_malicious_misspelt_or_missing_entry_of_a_config_is_an_error(
 
 
 def test_a_path_without_a_model_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"config\.json is missing; give the folder of a finished run"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing; give the folder of a run"):
         load_model(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"missing\.pth does not exist; give the folder"):
         load_model(tmp_path / "missing.pth")

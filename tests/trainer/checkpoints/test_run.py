@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +15,15 @@ from hypergrit_common.devices import THREADS, limit_threads
 from hypergrit_common.errors import UserError
 from tests.trainer.small_run import small_run
 from trainer.checkpoints.folder import RunFolder, list_checkpoints, newest_checkpoint
+from trainer.checkpoints.model import load_model, read_weights
 from trainer.checkpoints.run import restore_checkpoint
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import as_dict, differences
 from trainer.distributed.process import Process
+from trainer.optim.config import LoRAConfig
+from trainer.optim.freeze import merged_tensors
 from trainer.training.build import Training
+from trainer.training.results import save_trained_model
 from trainer.training.step import update
 
 CPU = Process(device=torch.device("cpu"))
@@ -97,6 +102,60 @@ def test_only_the_newest_checkpoints_are_kept_and_abandoned_drafts_are_removed(t
     (folder / "step_00000010.bak").mkdir()
     assert [path.name for path in list_checkpoints(folder)] == ["step_00000003", "step_00000010"]
     assert {path.name for path in folder.glob(".*")} == set()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("optim.ema=0.9", "lora.ranks={textual*: 2}", "lora.rank_stabilised=true"),
+        ("model.schedules={curv_init: {course: linear, values: [1, 0.4], steps: [0, 5]}}",),
+    ],
+    ids=["average and LoRA", "schedule"],
+)
+def test_a_checkpoint_is_the_model_that_the_run_would_have_saved(settings: tuple[str, ...], tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", *settings)
+    for batch in islice(run.loader, 2):
+        update(run, batch)
+    path = save(tmp_path / "run", run, run.step)
+    save_trained_model(run)
+    found, expected = load_model(path), load_model(tmp_path / "run")
+    assert found.model.config == expected.model.config
+    assert found.preprocess == expected.preprocess
+    assert found.tokenizer.encode("a cat") == expected.tokenizer.encode("a cat")
+    states = [found.model.state_dict(), expected.model.state_dict(), read_weights(path)]
+    assert all(torch.equal(state[key], value) for key, value in states[0].items() for state in states)
+    small_run(tmp_path / "next", f"init={path}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("step", -3, "is damaged or of another program"),
+        ("config", [], "is damaged or of another program"),
+        ("config", {"model_name": "hycoclip", "model": {"image": 5}}, "is damaged or of another program"),
+        ("format", 9, "has format 9"),
+    ],
+)
+def test_a_checkpoint_of_strangers_is_no_model(key: str, value: object, message: str, saved: Saved) -> None:
+    file = saved.path / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=message):
+        load_model(saved.path)
+
+
+def test_an_update_that_does_not_fit_its_matrix_is_refused_before_memory_is_taken() -> None:
+    start = "textual.parametrizations.weight"
+    for up, down in (((1, 9_000_000, 1), (1, 1, 9_000_000)), ((3,), (3,)), ((2, 2, 3), (2, 4, 5))):
+        state = {f"{start}.original": torch.zeros(4, 5), f"{start}.0.up": torch.zeros(up)}
+        with pytest.raises(ValueError, match=rf"the update of {start}\.original is missing, or does not fit it"):
+            merged_tensors(state | {f"{start}.0.down": torch.zeros(down)}, LoRAConfig())
+    assert merged_tensors({"a": torch.ones(1)}, LoRAConfig()).keys() == {"a"}
+
+
+def test_a_checkpoint_in_parts_names_what_can_be_loaded(saved: Saved) -> None:
+    (saved.path / "state.safetensors").rename(saved.path / "shard-00001.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"save\.sharded=true\); give the model/ of the finished run"):
+        load_model(saved.path)
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, saved: Saved) -> None:
