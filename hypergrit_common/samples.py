@@ -144,6 +144,7 @@ Reason = Literal[
     "missing_member",
     "undecodable_image",
     "bad_json",
+    "not_utf8",
     "no_caption",
     "no_boxes",
     "no_parse",
@@ -259,8 +260,11 @@ class SampleFiles:
         return self.files[name]
 
     def text(self, name: str) -> str:
-        """Decode a file as UTF-8. Raises BadSample if it does not exist."""
-        return self[name].decode("utf-8", "replace")
+        """Decode a file as UTF-8. Raises BadSample if it does not exist or has another encoding."""
+        try:
+            return self[name].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadSample("not_utf8", f"{name} is not in UTF-8: {error.reason} at byte {error.start}") from error
 
     def json(self, name: str) -> dict[str, Any]:
         """Parse a file as a JSON object. Raises BadSample if it does not exist or is not a JSON object."""

@@ -24,6 +24,7 @@ FIXES: Final = {
     "grounder and formats=[train]",
     "no_parse": "train a model that needs no parse, or create shards with one: `hypergrit run` with a parser and "
     "formats=[train]",
+    "not_utf8": "write the texts in UTF-8, such as with `iconv -f latin1 -t utf-8`",
     "no_levels": "train another model, or create shards from a table with `read.levels=COLUMN,...`",
 }
 """Reason of a bad sample -> fix."""

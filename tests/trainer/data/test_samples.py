@@ -115,6 +115,8 @@ INVALID_HEAD = json.dumps({"tokens": [{"start": 0, "end": 3, "head": 9, "dep": "
         ({**train_files(1), "numparents.txt": b"two"}, BOXES, "train", "missing_member"),
         ({**train_files(1), "numparents.txt": b"0"}, BOXES, "train", "no_boxes"),
         ({**train_files(1), "child.txt": b" \n"}, NOTHING, "train", "no_caption"),
+        ({**train_files(1), "child.txt": "ein süßer Bär".encode("cp1252")}, NOTHING, "train", "not_utf8"),
+        ({**train_files(1), "parent000.txt": b"a caf\xe9"}, BOXES, "train", "not_utf8"),
         ({**train_files(1), "child.jpg": b"GIF89a"}, NOTHING, "train", "undecodable_image"),
         ({**train_files(1), "json": b"[" * 5000}, PARSE, "train", "bad_json"),
         ({**train_files(1), "json": b"[]"}, PARSE, "train", "bad_json"),
