@@ -46,16 +46,17 @@ def read_table(
 
     Rows for which `parse` raises UserError are recorded in `problems`. Raises UserError if the file is malformed.
     """
+    form = f"the columns {','.join(columns)}, separated by commas, in UTF-8, or download an official file again"
     try:
         check_file(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             if not set(columns) <= set(reader.fieldnames or ()):
-                raise UserError(f"{path} lacks the columns {' and '.join(columns)}; download it again")
+                raise UserError(f"{path} has the columns {reader.fieldnames or []!s:.200}; give {form}")
             rows = ((row, f"{path}, line {reader.line_num}") for row in reader)
             return problems.entries(path, rows, lambda numbered: parse(*numbered))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read: {error}; download it again") from error
+        raise UserError(f"{path} cannot be read: {error}; give {form}") from error
 
 
 def read_pair(row: Mapping[str, str | None], where: str) -> Pair:

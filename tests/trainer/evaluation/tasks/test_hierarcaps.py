@@ -134,7 +134,10 @@ def test_limit_and_figure(tmp_path: Path, write: Write) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"id,text\n1,a\n", "lacks the columns captions and image_url"),
+        (
+            b"id,text\n1,a\n",
+            r"\.csv has the columns \['id', 'text'\]; give the columns captions,image_url, separated by commas",
+        ),
         (b"id,captions,image_url\n1,a => b => c,http://x/1.jpg\n", "line 2 has no image_url and 4 captions"),
         (b"id,captions,image_url\n1,a => b => c => d,\n", "line 2"),
         (b"id,captions,image_url\n1\n", "line 2"),
