@@ -46,12 +46,14 @@ def read_image(image: ImageInput) -> NDArray[np.uint8]:
 
     Raises UserError for a file that cannot be read as an image, an array of another type or shape, and other objects.
     """
-    if isinstance(image, Tensor):
-        image = (image.movedim(0, -1) if image.ndim == 3 and image.shape[0] == 3 else image).numpy(force=True)
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-            raise UserError(f"an image is an array {image.dtype} {list(image.shape)}; give uint8 [height, width, 3]")
-        return image if image.flags.writeable else image.copy()  # torch warns of others
+    if isinstance(image, Tensor) and image.ndim == 3 and image.shape[0] == 3:
+        image = image.movedim(0, -1)
+    if isinstance(image, Tensor | np.ndarray):
+        if image.dtype not in (np.uint8, torch.uint8) or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+            kind = str(image.dtype).removeprefix("torch.")
+            raise UserError(f"an image is an array {kind} {list(image.shape)}; give uint8 [height, width, 3]")
+        pixels = image.numpy(force=True) if isinstance(image, Tensor) else image
+        return pixels if pixels.flags.writeable else pixels.copy()  # torch warns of others
     try:
         if isinstance(image, PIL.Image.Image):
             return to_pixels(image)

@@ -88,6 +88,10 @@ def test_images_of_every_form_give_the_same_point(form: Callable[[], Any]) -> No
         (lambda model: model.encode_image([PICTURE, None]), "image 1: an image is None, NoneType; give a path"),
         (lambda model: model.encode_image([3.5]), "image 0: an image is 3.5, float"),
         (lambda model: model.encode_image(7), "images are 7, int; give one or several"),
+        (
+            lambda model: model.encode_image(torch.zeros(3, 5, 4, dtype=torch.bfloat16)),
+            "image 0: .*bfloat16 .*give uint8",
+        ),
         (lambda model: model.encode_image(torch.zeros(3, 4, 4)), "image 0: .* float32 .*give uint8"),
         (lambda model: model.encode_image(io.StringIO("x")), "image 0: .*; give a path"),
         (lambda model: model.encode_text(iter(["a", float("nan")])), "text 1: a text is nan, float; give a str"),
