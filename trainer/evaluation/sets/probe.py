@@ -67,6 +67,10 @@ def read_probe(root: Path, key: str) -> ProbeData:
     rule = "split of the files"
     if val is None:
         first, middle, rule = split_off(splits[0], VAL_SHARE.get(key, 0.2))
+        if not middle.images:
+            raise UserError(
+                f"{train.files[0]} has one image of each class, which leaves none for the validation split; give more, or val/"
+            )
         splits = [first, middle, splits[1]]
     sizes = [len(split.images) for split in splits]
     subset = "train {}, val {}, test {}".format(*sizes)

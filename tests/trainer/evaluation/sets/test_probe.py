@@ -103,6 +103,16 @@ def test_matlab_files_of_cars_and_flowers(tmp_path: Path) -> None:
     assert read_probe(tmp_path, "flowers102").test.labels == [1, 0, 101]
 
 
+def test_one_image_of_each_class_leaves_no_validation_split(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in ("bark", "leaf", "root"):
+            path = tmp_path / "linear_probe" / "dtd" / split / name / "1.png"
+            path.parent.mkdir(parents=True)
+            path.touch()
+    with pytest.raises(UserError, match=r"dtd/train has one image of each class.* give more, or val/"):
+        read_probe(tmp_path, "dtd")
+
+
 def test_cub_sun_pets_caltech_and_aircraft_lists(tmp_path: Path) -> None:
     cub = tmp_path / "cub2011" / "CUB_200_2011"
     write(cub / "classes.txt", *(f"{i} {i:03d}.Bird_{i}" for i in range(1, 201)))
