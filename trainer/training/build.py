@@ -242,6 +242,7 @@ def new_model(config: TrainConfig) -> DualEncoder:
     if config.model.image.name != CACHED or config.evaluation.shards or config.evaluation.image_folders:
         check_image_size(model)
     if config.init:  # contains the weights of the towers too
+        positions = f"textual.{model.textual.positions}"
         try:
             state = stretched(model.textual, config.model.text, read_weights(Path(config.init)), "textual.")
             state = resized(model.visual, state, "visual.")
@@ -250,6 +251,10 @@ def new_model(config: TrainConfig) -> DualEncoder:
             parts = list(dict.fromkeys([*config.init_skip, *map(part_of, error.entries)]))
             is_learned = any("pos" in entry for entry in error.entries)  # drawn anew, positions would be lost
             fix = "" if is_learned or len(parts) > MAX_PARTS else f"; init_skip=[{','.join(parts)}] leaves them out"
+            n_old, n_new = (len(values.get(positions, ())) for values in (state, model.state_dict()))
+            if error.entries == [positions] and n_old and n_old != n_new:
+                fix = f"; set model.text.context_length={n_old}"
+                fix += f", or model.text.stretch_after={n_old // 4}, which stretches later positions" * (n_old < n_new)
             raise UserError(f"init: {error}{fix}") from error
         except (OSError, ValueError) as error:
             raise UserError(f"init: {error}") from error

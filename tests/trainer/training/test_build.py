@@ -84,8 +84,10 @@ def test_positions_of_the_initial_weights_are_stretched_for_longer_captions(tmp_
     short = new_model(small_config(tmp_path / "run"))
     write_released(tmp_path / "short.pth", short)
     arguments = (f"init={tmp_path / 'short.pth'}", "model.text.context_length=20")
-    with pytest.raises(UserError, match=r"textual\.posit_embed is \[8, 32\], not \[20, 32\]"):
+    with pytest.raises(UserError, match=r"\[8, 32\], not \[20, 32\]; set .*length=8, or .*stretch_after=2"):
         new_model(small_config(tmp_path / "run", *arguments))
+    with pytest.raises(UserError, match=r"\[8, 32\], not \[5, 32\]; set model\.text\.context_length=8$"):
+        new_model(small_config(tmp_path / "run", arguments[0], "model.text.context_length=5"))
     config = small_config(tmp_path / "run", *arguments, "model.text.stretch_after=3")
     long = new_model(config).eval()
     ids = build_tokenizer(config)(["a"])
