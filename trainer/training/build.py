@@ -91,10 +91,11 @@ def build(config: TrainConfig, process: Process) -> Training:
     seed_generators(config.seed)  # the initial weights are the same on every rank
     model = new_model(config).to(process.device)
     limit_threads(model, process.device)
-    check_batch_norms(config, model)
     add_lora(model, config.lora)
     check_patterns(model, config.optim)
     freeze_for_good(model, config.optim)
+    Freezing(model, config.optim).set_modes(config.optim.steps - 1)  # of the last step, which has most in training
+    check_batch_norms(config, model)
     check_streams(config, model)
     check_packing(config, model, process.device, precision)
     dtype = torch_dtype(precision)

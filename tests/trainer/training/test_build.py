@@ -12,16 +12,25 @@ from torch._dynamo.utils import counters
 
 from hypergrit_common.errors import UserError
 from tests.trainer.released_files import write_released
-from tests.trainer.small_run import run, small_config, small_run
+from tests.trainer.small_run import run, small_config, small_run, write_data
 from trainer.checkpoints.model import save_model
 from trainer.config import TrainConfig
 from trainer.data.preprocess import PreprocessConfig
 from trainer.data.text_streams import STREAMS, TextStream
+from trainer.distributed.process import Process
 from trainer.encoders.config import ImageConfig
 from trainer.models.clip import CLIP
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.terms import Entails, Term
-from trainer.training.build import build_tokenizer, check_batch_norms, check_streams, compiles, new_model, precision_of
+from trainer.training.build import (
+    build,
+    build_tokenizer,
+    check_batch_norms,
+    check_streams,
+    compiles,
+    new_model,
+    precision_of,
+)
 from trainer.training.loop import log_summary
 
 TIMM_VIT = ("model.image.name=vit_tiny_patch16_224", "model.image.size_px=64")
@@ -137,6 +146,18 @@ def test_initial_weights_that_cannot_be_used_are_named_and_never_executed(
     with pytest.raises(UserError, match=rf"^init: .*{message}"):
         new_model(small_config(tmp_path / "run", *(setting.format(tmp_path) for setting in settings)))
     assert not (tmp_path / "ran").exists()
+
+
+def test_batch_norms_that_are_frozen_to_the_end_may_see_parts_of_a_batch(tmp_path: Path) -> None:
+    write_data(tmp_path / "run")
+
+    def build_frozen(until: str) -> None:
+        config = small_config(tmp_path / "run", "micro_batch_size=4", f"optim.frozen_until={{visual: {until}}}")
+        build(replace(config, model=replace(config.model, image=RESNET)), Process(device=torch.device("cpu")))
+
+    build_frozen("null")
+    with pytest.raises(UserError, match="resnet10t has batch norms"):
+        build_frozen("3")
 
 
 def test_an_image_size_that_the_tower_does_not_accept_is_an_error(
