@@ -15,6 +15,8 @@ MODIFIERS: Final = frozenset({"det", "amod", "poss", "compound", "nummod", "nmod
 """Labels of words that belong to the phrase of the noun after them."""
 DEPICTIONS: Final = lexicon.listed("depictions")
 """Nouns that name the picture itself: before "of" or after the noun that it shows."""
+SHOWING: Final = frozenset({"of", "shows", "showing", "depicts", "depicting"})
+"""Words between a word for the picture and what it shows."""
 POSITIONS: Final = lexicon.listed("positions")
 """Nouns that name a place in the picture, or a part of a thing."""
 IDEAS: Final = lexicon.listed("ideas")
@@ -187,8 +189,13 @@ def _is_flat(scene: Scene, before: NounPhrase, phrase: NounPhrase) -> bool:
 
 
 def _without_depiction(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> NounPhrase:
-    """Return the visible part of a compound, without words for the picture: "skyline photo", "chicken pasta recipe"."""
+    """Return the visible part of a compound, without words for the picture: "skyline photo", "chicken pasta recipe".
+
+    Before "of", all of the compound is the picture: "a class photo of children".
+    """
     root = phrase.root
+    if singular(tokens[root]) in DEPICTIONS and SHOWING.intersection(words[phrase.end : phrase.end + 1]):
+        return phrase
     while root > phrase.first and (singular(tokens[root]) in DEPICTIONS or _is_idea(words, tokens, phrase, root)):
         root -= 1
     if root == phrase.root or phrase.top != phrase.root or not can_be_noun(words[root], tokens[root]):
@@ -223,6 +230,8 @@ def merge_collectives(words: Sequence[str], tokens: Sequence[Token], phrases: Se
         before = phrases[number - 1].end if number else 0
         is_partitive = words[phrase.root] in PARTITIVES
         is_quantity = is_partitive or singular(tokens[phrase.root]) in COLLECTIVES
+        if is_quantity and singular(tokens[phrase.root]) in DEPICTIONS and phrase.first < phrase.root:
+            is_quantity = tokens[phrase.root - 1].pos in ("DET", "NUM")  # "a shot of rum", but not "drone shot of reefs"
         has_member = found and found[-1].first == phrase.end + 1 and words[phrase.end] == "of"
         if is_quantity and has_member and (is_partitive or not _is_part(words, phrase, found[-1])):
             phrase = _with_conjunct(words, tokens, phrase, found)

@@ -18,6 +18,7 @@ from pipeline.stages.parse.chunks import (
     LATIN,
     LETTER,
     POSITIONS,
+    SHOWING,
     NounPhrase,
     Scene,
     can_be_noun,
@@ -154,7 +155,7 @@ class PhraseRules:
         if head in DEPICTIONS and is_hung(scene, phrase):
             return None
         is_picture = head in DEPICTIONS and tokens[root].dep not in ("dobj", "pobj", "conj")
-        if is_picture and "".join(scene.words[end : end + 1]) in ("of", "shows", "depicts"):
+        if is_picture and SHOWING.intersection(scene.words[end : end + 1]):
             return "invisible"
         if is_position(scene, phrase, head) or (is_abstract(head) and root == top):
             return "invisible"
