@@ -416,7 +416,9 @@ class Expander:
 
     def _goes_on(self, phrase: NounPhrase, i: int, end: int) -> bool:
         """True if a list or a clause that belongs to a phrase begins at token `i`, after a comma."""
-        words, tokens, after = self.scene.words, self.scene.tokens, self.starting.get(i)
+        words, tokens = self.scene.words, self.scene.tokens
+        i += i + 1 < end and words[i] in ("and", "&", "or")
+        after = self.starting.get(i)
         if after and after[1].removed and after[1].removed != "pronoun":
             return False
         head = after[0].root if after else i
