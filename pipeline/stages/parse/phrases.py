@@ -66,6 +66,8 @@ SURFACES: Final = listed("surfaces")
 DIRECTIONS: Final = frozenset({"left", "right", "background", "foreground", "distance"})
 SIDES: Final = frozenset({"upper", "lower", "left", "right", "far", "top", "bottom"})
 """Words for places in the picture, and in front of them."""
+PREPOSITIONS: Final = (["front"], ["top"], ["back"])
+"""Words between "in" or "on" and "of" that form one preposition with these."""
 CLAUSES: Final = frozenset({"acl", "relcl", "advcl", "prep", "amod", "agent"})
 """Labels of a description after a comma."""
 RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "while", "when"})
@@ -245,9 +247,11 @@ def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
 
 def is_position(scene: Scene, phrase: NounPhrase, head: str) -> bool:
     """True if a phrase names a place in the picture: "the left", "the upper left corner", but not "the left side of a boat"."""
-    words = scene.words
-    has_side = any(word in SIDES for word in words[phrase.first : phrase.root])
-    is_part = words[phrase.end : phrase.end + 1] == ["of"]
+    words, (first, end, root, _) = scene.words, phrase
+    has_side = any(word in SIDES for word in words[first:root])
+    is_part = words[end : end + 1] == ["of"]
+    if is_part and words[first:end] in PREPOSITIONS and first > 0 and words[first - 1] in ("in", "on"):
+        return True
     return head in DIRECTIONS or (head in POSITIONS and has_side and not is_part)
 
 

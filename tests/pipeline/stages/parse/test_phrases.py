@@ -168,6 +168,8 @@ def test_grapheme_cluster_is_never_cut() -> None:
         ("a bib with numbers", "numbers"),
         ("a stop sign over a dog", "a stop sign"),
         ("a photo of a monument", "a monument"),
+        ("the front of a tram", "the front"),
+        ("a swimmer in a green top of lace", "a green top"),
     ],
 )
 def test_groundable_phrase_is_not_removed(caption: str, phrase: str) -> None:
@@ -188,6 +190,9 @@ def test_groundable_phrase_is_not_removed(caption: str, phrase: str) -> None:
         ("a player with a ball during the game", "the game", "invisible"),
         ("a woman holds flowers after an award", "an award", "invisible"),
         ("a dog in the upper left corner", "the upper left corner", "invisible"),
+        ("a goat in front of a shed", "front", "invisible"),
+        ("an owl on top of a mast", "top", "invisible"),
+        ("a bin in back of a shop", "back", "invisible"),
         ("we see a red ship", "we", "pronoun"),
         ("a red ship full of freedom", "freedom", "invisible"),
         ("½ | a dog", "½", "no_letter"),
