@@ -39,6 +39,8 @@ EDGE: Final = re.compile(r"[^\W_]|[$€£#@&%°]")
 """Character that a phrase can start with."""
 LAST: Final = re.compile(r"[^\W_]|[.'’%°+]|(?<=\d)[\"”″]")
 """Character that a phrase can end with."""
+INCH: Final = re.compile(r'[\d½¼¾]"')
+"""The mark of inches, which has no partner."""
 LETTER: Final = regex.compile(r"\p{L}")
 LATIN: Final = regex.compile(r"\p{Latin}")
 GRAPHEME: Final = regex.compile(r"\X")
@@ -277,7 +279,7 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
         if (opened := text.count(opening, start, end)) != (closed := text.count(closing, start, end)):
             place = text.rfind(opening, start, end) if opened > closed else text.find(closing, start, end)
             start, end = _part_with(root, start, place, end)
-    if text.count('"', start, end) % 2 and not re.search(r'[\d½¼¾]"', text[start:end]):
+    if text.count('"', start, end) % 2 and not INCH.search(text, start, end):
         start, end = _part_with(root, start, text.find('"', start, end), end)
     while start < root.end - 1 and not EDGE.match(text, start):
         start += 1

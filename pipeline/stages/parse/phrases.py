@@ -15,6 +15,7 @@ from pipeline.stages.captions import GivenBox, Span, place_spans
 from pipeline.stages.parse import visible
 from pipeline.stages.parse.chunks import (
     DEPICTIONS,
+    INCH,
     LATIN,
     LETTER,
     POSITIONS,
@@ -414,7 +415,9 @@ class Expander:
                 end = end + 1 if is_next else max(phrase.end, _first(words, opening, phrase.end, end))
             elif span.count(opening) < span.count(closing):
                 end = max(phrase.end, _first(words, closing, phrase.end, end))
-        if text.count('"', start, tokens[end - 1].end) % 2:
+        stop = tokens[end - 1].end
+        is_inch = INCH.search(text, start, stop) and text[start - 1 : start] != '"'
+        if text.count('"', start, stop) % 2 and not is_inch:
             end = max(phrase.end, _first(words, '"', phrase.end, end))
         return end
 

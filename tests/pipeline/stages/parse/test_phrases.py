@@ -297,6 +297,18 @@ def test_heads_of_phrases_are_repaired(caption: str, phrases: list[str]) -> None
     assert kept(caption) == phrases
 
 
+@pytest.mark.parametrize(
+    ("caption", "expression"),
+    [
+        ('a 10" cactus in a pot', 'a 10" cactus in a pot'),
+        ('a plate reading "Lot 7" by a gate', 'a plate reading "Lot 7" by a gate'),
+        ('a plate reading "Lot 7" by a gate', "Lot 7"),
+    ],
+)
+def test_the_mark_of_inches_has_no_partner(caption: str, expression: str) -> None:
+    assert expression in expressions(caption)
+
+
 def test_expression_of_a_phrase_without_its_verb_describes_it() -> None:
     assert "a zebra standing in tall grass" in expressions("a zebra standing in tall grass")
     assert "a disk" in expressions("a disk smiles at a dog")
