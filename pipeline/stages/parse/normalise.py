@@ -169,7 +169,7 @@ def normalise(doc: Doc, text: str, is_english: bool = True) -> tuple[list[Segmen
             elif not mask:
                 groups[-1].append(i)
         done += [group for _, part in outer for group in part]
-    parts = (_without_edge_marks(words, group) for group in sorted(filter(None, done + groups)))
+    parts = (_without_edge_marks(words, group, is_english) for group in sorted(filter(None, done + groups)))
     found = [part for part in parts if any(LETTER.search(words[i]) for i in part)]
     return [_segment(doc, words, part, is_english) for part in found or [[]]], hidden
 
@@ -203,10 +203,18 @@ def _marks(text: str) -> tuple[bytearray, bytearray]:
     return masked, ends
 
 
-def _without_edge_marks(words: Sequence[str], group: list[int]) -> list[int]:
-    """Return the tokens of a segment without marks at its ends, apart from what ends a sentence, and quotation marks."""
+def _without_edge_marks(words: Sequence[str], group: list[int], is_english: bool) -> list[int]:
+    """Return the tokens of a segment without marks at its ends, apart from what ends a sentence, and quotation marks.
+
+    A conjunction at the start of one that is not the first goes too, in English: "my dog | and my cat".
+    """
+
+    def is_mark(i: int) -> bool:
+        is_link = is_english and i > 0 and words[i].lower() in ("and", "or")
+        return is_link or not (words[i][0].isalnum() or words[i][0] in "\"'$")
+
     first, last = 0, len(group)
-    while first < last and not (words[group[first]][0].isalnum() or words[group[first]][0] in "\"'$"):
+    while first < last and is_mark(group[first]):
         first += 1
     while last > first and words[group[last - 1]] in ",;:-/&+":
         last -= 1
