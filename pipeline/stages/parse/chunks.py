@@ -15,7 +15,9 @@ MODIFIERS: Final = frozenset({"det", "amod", "poss", "compound", "nummod", "nmod
 """Labels of words that belong to the phrase of the noun after them."""
 DEPICTIONS: Final = lexicon.listed("depictions")
 """Nouns that name the picture itself: before "of" or after the noun that it shows."""
-SHOWING: Final = frozenset({"of", "shows", "showing", "depicts", "depicting"})
+PICTURES: Final = DEPICTIONS | lexicon.listed("pictures")
+"""These, and nouns that do so only before what they show: "a doodle of a sheep", but not "a doodle on a wall"."""
+SHOWING: Final = frozenset({"of", "about", "shows", "showing", "depicts", "depicting"})
 """Words between a word for the picture and what it shows."""
 POSITIONS: Final = lexicon.listed("positions")
 """Nouns that name a place in the picture, or a part of a thing."""

@@ -18,6 +18,7 @@ from pipeline.stages.parse.chunks import (
     INCH,
     LATIN,
     LETTER,
+    PICTURES,
     POSITIONS,
     SHOWING,
     NounPhrase,
@@ -157,8 +158,9 @@ class PhraseRules:
             return None
         if head in DEPICTIONS and is_hung(scene, phrase):
             return None
-        is_picture = head in DEPICTIONS and tokens[root].dep not in ("dobj", "pobj", "conj")
-        if is_picture and SHOWING.intersection(scene.words[end : end + 1]):
+        is_picture = head in PICTURES and tokens[root].dep not in ("dobj", "pobj", "conj")
+        is_close_up = scene.words[end - 1 : end + 2] == ["close", "up", "of"]
+        if is_close_up or (is_picture and SHOWING.intersection(scene.words[end : end + 1])):
             return "invisible"
         if is_position(scene, phrase, head) or (is_abstract(head) and root == top):
             return "invisible"
@@ -299,7 +301,7 @@ class Expander:
         if self.describes:
             pending += [i for i in range(first, end) if i != top]  # of a word that the parser did not take for the head
             of = tokens[root].head
-            if words[of] == "of" and of == first - 1 and singular(tokens[tokens[of].head]) in DEPICTIONS:
+            if words[of] == "of" and of == first - 1 and singular(tokens[tokens[of].head]) in PICTURES:
                 pending += (more := [i for i in children[tokens[of].head] if i >= end and tokens[i].dep in CLAUSES])
                 inside.update(more)
             if self._is_participle(verb := tokens[top].head) and tokens[top].dep in SUBJECTS and top < verb:

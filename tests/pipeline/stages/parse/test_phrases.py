@@ -169,6 +169,8 @@ def test_grapheme_cluster_is_never_cut() -> None:
         ("a stop sign over a dog", "a stop sign"),
         ("a photo of a monument", "a monument"),
         ("the front of a tram", "the front"),
+        ("a cartoon above a desk", "a cartoon"),
+        ("a girl draws a doodle of a sheep", "a doodle"),
         ("a swimmer in a green top of lace", "a green top"),
     ],
 )
@@ -190,6 +192,9 @@ def test_groundable_phrase_is_not_removed(caption: str, phrase: str) -> None:
         ("a player with a ball during the game", "the game", "invisible"),
         ("a woman holds flowers after an award", "an award", "invisible"),
         ("a dog in the upper left corner", "the upper left corner", "invisible"),
+        ("Selfie of two hikers", "Selfie", "invisible"),
+        ("an infographic about beavers", "an infographic", "invisible"),
+        ("a close up of a walrus", "a close", "invisible"),
         ("a goat in front of a shed", "front", "invisible"),
         ("an owl on top of a mast", "top", "invisible"),
         ("a bin in back of a shop", "back", "invisible"),
