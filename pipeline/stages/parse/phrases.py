@@ -445,14 +445,13 @@ class Expander:
 
     def _is_edge_mark(self, index: int) -> bool:
         """True for white space, marks, conjunctions and prepositions to remove from the end of an expression."""
-        word, pos = self.scene.words[index], self.scene.tokens[index].pos
+        tokens, word = self.scene.tokens, self.scene.words[index]
+        pos = tokens[index].pos
         if word in (")", "]", '"', "'", "”", "’"):
             return False  # its partner is inside, see _stop
-        return (
-            word in ("'s", "’s")
-            or (pos in EDGE_MARKS and (self.describes or pos != "ADP"))
-            or not ALPHANUMERIC.search(word)
-        )
+        if word in ("'s", "’s"):  # but not that of a shop: "a burger at Moe's"
+            return tokens[index].tag != "POS" or tokens[tokens[index].head].dep == "poss"
+        return (pos in EDGE_MARKS and (self.describes or pos != "ADP")) or not ALPHANUMERIC.search(word)
 
 
 def _first(words: Sequence[str], word: str, start: int, end: int) -> int:

@@ -305,6 +305,17 @@ def test_heads_of_phrases_are_repaired(caption: str, phrases: list[str]) -> None
 @pytest.mark.parametrize(
     ("caption", "expression"),
     [
+        ("a tray from Moe's", "a tray from Moe's"),
+        ("a girl at her brother's @house", "a girl at her brother"),
+    ],
+)
+def test_a_name_keeps_its_possessive_without_a_thing(caption: str, expression: str) -> None:
+    assert expression in expressions(caption)
+
+
+@pytest.mark.parametrize(
+    ("caption", "expression"),
+    [
         ('a 10" cactus in a pot', 'a 10" cactus in a pot'),
         ('a plate reading "Lot 7" by a gate', 'a plate reading "Lot 7" by a gate'),
         ('a plate reading "Lot 7" by a gate', "Lot 7"),
