@@ -6,6 +6,7 @@ A line of a TSV has an identifier and a JSON object: the image as base64, `capti
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar, Final
@@ -25,6 +26,8 @@ class LongRows(ReadConfig):
 
 
 LONG: Final = LongRows()
+JOINED: Final = re.compile(r"[\s,-]*")
+"""What lies between two tokens of one phrase."""
 
 
 class Gligen(JsonLines):
@@ -49,15 +52,22 @@ class Gligen(JsonLines):
             size = jpeg_header(image)
             if size is None:
                 return BadRecord("the image of the row is no JPEG, so its boxes in pixels mean nothing")
-            chunks = [noun_chunk(anno, size.width, size.height) for anno in item["annos"]]
+            caption = item.get("caption") or ""
+            chunks = [c for anno in item["annos"] for c in noun_chunks(anno, caption, size.width, size.height)]
         except (KeyError, TypeError, ValueError, CostlyImageError) as error:
             return BadRecord(f"not a row of GLIGEN: {error!r}")
         others: Record = {key: item[key] for key in ("caption", "file_name") if key in item}
         return {"id": name.decode(errors="replace"), IMAGE: image, "noun_chunks": json.dumps(chunks), **others}
 
 
-def noun_chunk(anno: dict[str, Any], width: int, height: int) -> list[float]:
-    """Return a box as GRIT's list of 7 numbers; its phrase is from the first to the last of its tokens."""
+def noun_chunks(anno: dict[str, Any], caption: str, width: int, height: int) -> Iterator[list[float]]:
+    """Yield a box as GRIT's lists of 7 numbers, one for each of its phrases: tokens with words between them are several."""
     x, y, w, h = anno["bbox"]
-    starts, ends = zip(*(anno["tokens_positive"] or [UNPLACED]), strict=True)
-    return [min(starts), max(ends), x / width, y / height, (x + w) / width, (y + h) / height, 1.0]
+    spans = list[list[int]]()
+    for start, end in sorted(anno["tokens_positive"]):
+        if spans and JOINED.fullmatch(caption, spans[-1][1], max(start, spans[-1][1])):
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([start, end])
+    for span in spans or [UNPLACED]:
+        yield [*span, x / width, y / height, (x + w) / width, (y + h) / height, 1.0]

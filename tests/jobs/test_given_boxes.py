@@ -130,7 +130,7 @@ def gligen(folder: Path, **changes: Any) -> list[str]:
     embeddings = {f"{kind}_embedding_{place}": embedding for kind in ("text", "image") for place in ("before", "after")}
     annos = [
         {"id": 1, "data_id": 7, "category_id": 1, "bbox": [20, 24, 80, 48], "tokens_positive": [[9, 18]], **embeddings},
-        {"id": 2, "data_id": 7, "category_id": 1, "bbox": [0, 0, 100, 120], "tokens_positive": [[2, 5], [9, 18]]},
+        {"id": 2, "data_id": 7, "category_id": 1, "bbox": [0, 0, 100, 120], "tokens_positive": [[2, 5], [0, 1]]},
     ]
     image = base64.b64encode(IMAGE).decode()
     item = {"data_id": 7, "image": image, "file_name": "000/1.jpg", "caption": CAPTION, "annos": annos}
@@ -143,10 +143,18 @@ def test_gligen_keeps_its_boxes_as_fractions_and_its_images(tmp_path: Path) -> N
     rows = read("gligen.yaml", *gligen(tmp_path))
     assert [(row["id"], row["status"], row["url"]) for row in rows] == [("0", "kept", None), ("1", "kept", None)]
     assert rows[0]["image"] == IMAGE
-    assert corners(rows[0]["given_noun_chunks"]) == [[0.1, 0.2, 0.5, 0.6, 1.0], [0.0, 0.0, 0.5, 1.0, 1.0]]
+    hat, man = [0.1, 0.2, 0.5, 0.6, 1.0], [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert corners(rows[0]["given_noun_chunks"]) == [hat, man]
     spans = [CAPTION[box["start"] : box["end"]] for box in rows[0]["given_noun_chunks"]]
-    assert spans == ["a red hat", "man in a red hat"]
+    assert spans == ["a red hat", "A man"]
     assert json.loads(rows[0]["extra"]) == {"file_name": "000/1.jpg"}
+
+
+def test_gligen_gives_its_box_to_each_phrase_if_words_lie_between_them(tmp_path: Path) -> None:
+    anno = {"bbox": [0, 0, 100, 120], "tokens_positive": [[11, 14], [2, 5], [9, 10], [15, 18]]}
+    boxes = read("gligen.yaml", *gligen(tmp_path, annos=[anno]))[1]["given_noun_chunks"]
+    assert [CAPTION[box["start"] : box["end"]] for box in boxes] == ["man", "a red hat"]
+    assert corners(boxes) == [[0.0, 0.0, 0.5, 1.0, 1.0]] * 2
 
 
 @pytest.mark.parametrize(
@@ -179,7 +187,7 @@ def test_given_boxes_pass_the_stages_without_a_grounder(tmp_path: Path) -> None:
     table = keep_given(Parse(config.parse, keeps_pairs=True)(clean_captions(table, config.captions)))
     row = table.to_pylist()[0]
     chunks = [row["noun_chunks"][box["phrase"]] for box in row["boxes"]]
-    assert [row["caption"][chunk["start"] : chunk["end"]] for chunk in chunks] == ["a red hat", "man in a red hat"]
+    assert [row["caption"][chunk["start"] : chunk["end"]] for chunk in chunks] == ["a red hat", "A man"]
     assert len(row["tokens"]) > 10
 
 
