@@ -1,7 +1,7 @@
 """Noun phrases from the noun chunks of spaCy; docs/phrases.md explains the rules and what each of them gains."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import regex
@@ -90,7 +90,9 @@ def plain_phrase(
 def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
     """Repair phrases: join the chunks of a flat title, take out verbs, and end before a word for the picture itself."""
     found = list[NounPhrase]()
-    for phrase in sorted([*(_with_thing(scene, phrase) for phrase in phrases), *_before_verbs(scene.tokens, phrases)]):
+    covered = {i for phrase in phrases for i in range(phrase.first, phrase.end)}
+    phrases = [_with_thing(scene, _with_head(scene, phrase, covered)) for phrase in phrases]
+    for phrase in sorted([*phrases, *_before_verbs(scene.tokens, covered)]):
         before = found[-1] if found else None
         if before and phrase.root < before.end:
             continue  # the thing behind a measure is in the phrase of that
@@ -104,6 +106,18 @@ def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
             found.append(phrase)
     divided = (part for phrase in found for part in _without_verb(scene, phrase))
     return [_without_depiction(scene.words, scene.tokens, phrase) for phrase in divided]
+
+
+def _with_head(scene: Scene, phrase: NounPhrase, covered: Collection[int]) -> NounPhrase:
+    """Return a phrase with its head, from which the parser made a verb or a clause: "a tree" + "frog", "a trash" + "can"."""
+    words, tokens, (first, end, root, _) = scene.words, scene.tokens, phrase
+    if root != end - 1 or end in covered or end == len(words) or scene.segment_of[end] != scene.segment_of[root]:
+        return phrase
+    is_noun = tokens[root].head == end and tokens[end].tag in ("NN", "NNS", "NNP")
+    is_verb = tokens[end].tag in ("VB", "VBN", "VBD", "VBP", "MD")
+    if is_noun or (is_verb and (lexicon.visible(f"{words[root]}_{words[end]}") or 0) > MOSTLY_VISIBLE):
+        return NounPhrase(first, end + 1, end, end)
+    return phrase
 
 
 def _with_thing(scene: Scene, phrase: NounPhrase) -> NounPhrase:
@@ -122,9 +136,8 @@ def _with_thing(scene: Scene, phrase: NounPhrase) -> NounPhrase:
     return NounPhrase(first, end, end - 1, end - 1) if is_thing else phrase
 
 
-def _before_verbs(tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> Iterator[NounPhrase]:
+def _before_verbs(tokens: Sequence[Token], covered: Collection[int]) -> Iterator[NounPhrase]:
     """Yield the phrases whose noun the parser made a modifier of the verb after it: "a blue dress" + "smiles"."""
-    covered = {i for phrase in phrases for i in range(phrase.first, phrase.end)}
     for root, token in enumerate(tokens[:-1]):
         is_modifier = token.pos in NOUNS and token.head == root + 1 and token.dep in MODIFIERS
         if is_modifier and root not in covered and tokens[root + 1].tag in ("VBZ", "VBP", "VBG"):
