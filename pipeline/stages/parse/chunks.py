@@ -92,7 +92,7 @@ def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
     found = list[NounPhrase]()
     covered = {i for phrase in phrases for i in range(phrase.first, phrase.end)}
     phrases = [_with_thing(scene, _with_head(scene, phrase, covered)) for phrase in phrases]
-    for phrase in sorted([*phrases, *_before_verbs(scene.tokens, covered)]):
+    for phrase in sorted([*phrases, *_before_verbs(scene.tokens, covered), *_alone(scene, covered)]):
         before = found[-1] if found else None
         if before and phrase.root < before.end:
             continue  # the thing behind a measure is in the phrase of that
@@ -145,6 +145,17 @@ def _before_verbs(tokens: Sequence[Token], covered: Collection[int]) -> Iterator
             while first > 0 and first - 1 not in covered and tokens[first - 1].head in (root, root + 1):
                 first -= 1
             yield NounPhrase(first, root + 1, root, root)
+
+
+def _alone(scene: Scene, covered: Collection[int]) -> Iterator[NounPhrase]:
+    """Yield the segments of one or two words from whose noun the parser made a verb: "barn", "old fork"."""
+    for segment in scene.segments:
+        if not 1 <= len(segment.tokens) <= 2 or covered.intersection(segment.tokens):
+            continue
+        first, last = segment.tokens[0], segment.tokens[-1]
+        is_noun = scene.tokens[last].tag == "VB" and (lexicon.visible(scene.words[last]) or 0) > MOSTLY_VISIBLE
+        if is_noun and last - first < 2 and scene.words[first] not in SMALL_WORDS:
+            yield NounPhrase(first, last + 1, last, last)
 
 
 def _without_verb(scene: Scene, phrase: NounPhrase) -> list[NounPhrase]:
