@@ -73,6 +73,11 @@ PREPOSITIONS: Final = (["front"], ["top"], ["back"])
 CLAUSES: Final = frozenset({"acl", "relcl", "advcl", "prep", "amod", "agent"})
 """Labels of a description after a comma."""
 RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "while", "when"})
+QUOTING: Final = re.compile(
+    r"\b(?:says?|saying|said|reads?|reading|words?|text|quote|slogan|titled|entitled|labell?ed|inscribed|inscription"
+    r"|lettering|message|phrase)[\s,:]*$"
+)
+"""Text before a quotation of what is written somewhere."""
 ALPHANUMERIC: Final = re.compile(r"[^\W_]")
 WORD: Final = re.compile(r"\w+|[^\w\s]")
 """Words and marks of a caption without a parse."""
@@ -148,6 +153,8 @@ class PhraseRules:
         is_filtered = self.is_english and self.rules.remove_invisible
         if is_filtered and is_absent(scene, phrase):
             return "absent"
+        if is_filtered and quotation(scene.text, tokens[root].start):
+            return "invisible"
         head = singular(tokens[root])
         names = {tokens[root].lemma.lower(), head}
         if names & self.keep:
@@ -237,6 +244,16 @@ def is_denied(scene: Scene, first: int, top: int) -> bool:
         if is_negation and (tokens[verb].lemma in HAVING or (is_complement and tokens[i].dep == "neg")):
             return True
     return False
+
+
+def quotation(text: str, start: int) -> int:
+    """Return the end of the quotation of something written that a place is in, 0 for none: 'a mug that says "Dad"'."""
+    for opening, closing in (('"', '"'), ("“", "”")):
+        at = text.rfind(opening, 0, start)
+        is_open = at >= 0 and (text.count('"', 0, start) % 2 if opening == closing else text.find(closing, at, start) < 0)
+        if is_open and QUOTING.search(text[:at].lower()):
+            return text.find(closing, start) + 1
+    return 0
 
 
 def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
@@ -419,7 +436,11 @@ class Expander:
                 end = max(phrase.end, _first(words, closing, phrase.end, end))
         stop = tokens[end - 1].end
         is_inch = INCH.search(text, start, stop) and text[start - 1 : start] != '"'
-        if text.count('"', start, stop) % 2 and not is_inch:
+        is_mark = end < len(words) and words[end] in ('"', "“")
+        quoted = quotation(text, stop) or (is_mark and quotation(text, tokens[end].end))
+        if quoted and end > phrase.end:
+            end = bisect_left(tokens, quoted, key=lambda token: token.end) + 1
+        elif text.count('"', start, stop) % 2 and not is_inch:
             end = max(phrase.end, _first(words, '"', phrase.end, end))
         return end
 
