@@ -72,6 +72,8 @@ PREPOSITIONS: Final = (["front"], ["top"], ["back"])
 """Words between "in" or "on" and "of" that form one preposition with these."""
 CLAUSES: Final = frozenset({"acl", "relcl", "advcl", "prep", "amod", "agent"})
 """Labels of a description after a comma."""
+VIEWPOINTS: Final = frozenset({"from", "through"})
+"""Words between a view of something and where that is seen from."""
 RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "while", "when"})
 QUOTING: Final = re.compile(
     r"\b(?:says?|saying|said|reads?|reading|words?|text|quote|slogan|titled|entitled|labell?ed|inscribed|inscription"
@@ -319,7 +321,8 @@ class Expander:
             pending += [i for i in range(first, end) if i != top]  # of a word that the parser did not take for the head
             of = tokens[root].head
             if words[of] == "of" and of == first - 1 and singular(tokens[tokens[of].head]) in PICTURES:
-                pending += (more := [i for i in children[tokens[of].head] if i >= end and tokens[i].dep in CLAUSES])
+                more = [i for i in children[tokens[of].head] if i >= end and tokens[i].dep in CLAUSES]
+                pending += (more := [i for i in more if words[i] not in VIEWPOINTS])
                 inside.update(more)
             if self._is_participle(verb := tokens[top].head) and tokens[top].dep in SUBJECTS and top < verb:
                 pending.append(verb)  # "boat docked at a pier", of which the parser made a sentence
@@ -337,9 +340,19 @@ class Expander:
             followed = [child for child in followed if child not in inside]
             if self.describes and node == top:
                 followed = [child for child in followed if not self._is_wearers(node, child)]
+                if self._is_view_of(root):
+                    followed = [child for child in followed if words[child] not in VIEWPOINTS]
             inside.update(followed)
             pending += followed
         return inside
+
+    def _is_view_of(self, noun: int) -> bool:
+        """True for a thing, or one of a list, that the caption calls a view of it: "view of the lake and a pier from a hill"."""
+        tokens = self.scene.tokens
+        while tokens[noun].dep == "conj" and tokens[noun].head < noun:
+            noun = tokens[noun].head
+        of = tokens[noun].head
+        return self.scene.words[of] == "of" and singular(tokens[tokens[of].head]) in ("view", "shot")
 
     def _is_participle(self, verb: int) -> bool:
         """True for a participle without an auxiliary at the root."""

@@ -59,6 +59,8 @@ def test_expression_includes_conjuncts_that_describe_its_head(caption: str, expr
         ("A boy with a stick and a hamster", "A boy with a stick"),
         ("A girl with a balloon and a grandmother", "A girl with a balloon"),
         ("a jockey on a pony, and a hen on a cart", "a jockey on a pony"),
+        ("View of a lagoon from a balloon", "a lagoon"),
+        ("Shot of a canyon and a bridge through a cave", "a bridge"),
         ("A dog with a ball and a seagull", "A dog with a ball"),
         ("a red car and a blue truck on a road", "a red car"),
     ],
