@@ -348,11 +348,12 @@ class Expander:
 
     def _is_view_of(self, noun: int) -> bool:
         """True for a thing, or one of a list, that the caption calls a view of it: "view of the lake and a pier from a hill"."""
-        tokens = self.scene.tokens
-        while tokens[noun].dep == "conj" and tokens[noun].head < noun:
-            noun = tokens[noun].head
-        of = tokens[noun].head
-        return self.scene.words[of] == "of" and singular(tokens[tokens[of].head]) in ("view", "shot")
+        tokens, first = self.scene.tokens, noun
+        while tokens[first].dep == "conj" and tokens[first].head < first:
+            first = tokens[first].head
+        of = tokens[first].head
+        view = tokens[of].head if self.scene.words[of] == "of" else first
+        return view != noun and singular(tokens[view]) in ("view", "shot")
 
     def _is_participle(self, verb: int) -> bool:
         """True for a participle without an auxiliary at the root."""
@@ -399,13 +400,16 @@ class Expander:
     def _describes_head(self, conjunct: int) -> bool:
         """True if the parser took a thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
 
-        Such a thing follows a preposition that names what someone wears or has.
+        Such a thing follows a preposition that names what someone wears or has. The part of a thing follows "with".
         """
         tokens, words = self.scene.tokens, self.scene.words
         head = tokens[conjunct].head
         has = any(words[i] in ("with", "in", "wearing", "holding") for i in self.children[head] if head < i < conjunct)
         is_thing = tokens[conjunct].pos == "NOUN" and not self._is_animate(tokens[conjunct])
-        return has and is_thing and self._is_animate(tokens[head])
+        if self._is_animate(tokens[head]):
+            return has and is_thing
+        has = any(words[i] in ("with", "featuring") for i in self.children[head] if head < i < conjunct)
+        return has and is_thing and shares(singular(tokens[conjunct])).get("location", 0) == 0
 
     def _is_animate(self, token: Token) -> bool:
         return self.is_english and is_animate(singular(token))
