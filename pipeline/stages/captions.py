@@ -127,6 +127,11 @@ INVISIBLE: Final = re.compile(
     r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
 """Zero-width and bidirectional characters; joiners only where they join nothing (emoji and Persian need them)."""
+STYLED: Final = re.compile(
+    "[\U0001d400-\U0001d7ff\u2102\u210a-\u2113\u2115\u2119-\u211d\u2124\u212c\u212d\u2130\u2131\u2133]+"
+    "|[\u24b6-\u24e9]{2,}|[\U0001f130-\U0001f149]{2,}"
+)
+"""Letters as mathematics writes them, and several in circles or squares, which stand for plain ones."""
 LOST: Final = r"(?:[\ufffd?]|(?![\w\x80-\U0010ffff]))"
 LOST_BYTE: Final = re.compile(rf"(?P<twice>Ã¢â‚¬)(?:ï¿½|Â?{LOST})|(?<!Ã¢)â€(?:(?=â€)|{LOST})")
 """Mojibake of a closing quotation mark, made once or twice, without its last byte, which Windows-1252 lacks."""
@@ -150,7 +155,8 @@ MAX_ROUNDS: Final = 50
 
 def clean(text: str) -> str:
     """Decode HTML entities (however often they are encoded), remove HTML tags, doubled quotes and invisible characters,
-    repair mojibake with ftfy, remove user names and passwords from URLs, collapse white space, and straighten quotes.
+    repair mojibake with ftfy, write styled letters (𝗥𝗲𝗱) as plain ones, remove user names and passwords from URLs,
+    collapse white space, and straighten quotes.
 
     The steps are repeated until they change nothing, so that cleaning a clean caption does not change it.
 
@@ -180,6 +186,7 @@ def _clean_once(text: str) -> str:
         fixed = ftfy.fix_text(text, FTFY)
         if not RARE.search(fixed) or RARE.search(text):
             text = fixed
+        text = STYLED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
         text = INVISIBLE.sub("", MARK.sub(lambda found: MARKS[found[0]], text))
     if "@" in text or "%40" in text:
         text = USER_INFO_IN_PROSE.sub(lambda found: found["start"] or found["escaped"], text)

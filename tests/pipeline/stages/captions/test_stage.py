@@ -121,6 +121,8 @@ def test_redaction_takes_linear_time_and_can_empty_a_caption() -> None:
         ("“ÉTÉ” d’été, ‚rot‘ „Spaß“, 5′ ‟a”", '"ÉTÉ" d\'été, \'rot\' "Spaß", 5′ "a"'),
         # too little to be sure of
         ("Ã…re, Ã’, a Ä„ sign, SÃ¥", "Ã…re, Ã’, a Ä„ sign, SÃ¥"),
+        # letters in the style of mathematics, circles and squares
+        ("𝓑𝓻𝓪𝓼𝓼 ⓛⓐⓜⓟ 🄺🄸🅃, 𝑡ℎ𝑖𝑛 Oak Ⓡ", "Brass lamp KIT, thin Oak Ⓡ"),
         # user names and passwords leave URLs, and nothing else
         ("a dog http://ann:pw@h/x on grass", "a dog http://h/x on grass"),
         ("a dog http:&#47;&#47;ann:pw@h", "a dog http://h"),
