@@ -168,6 +168,8 @@ class PhraseRules:
         if head in DEPICTIONS and is_hung(scene, phrase):
             return None
         is_picture = head in PICTURES and tokens[root].dep not in ("dobj", "pobj", "conj")
+        if end - first == 1 and is_idiom(scene, first):
+            return "invisible"
         is_close_up = scene.words[end - 1 : end + 2] == ["close", "up", "of"]
         if is_close_up or (is_picture and SHOWING.intersection(scene.words[end : end + 1])):
             return "invisible"
@@ -252,7 +254,9 @@ def quotation(text: str, start: int) -> int:
     """Return the end of the quotation of something written that a place is in, 0 for none: 'a mug that says "Dad"'."""
     for opening, closing in (('"', '"'), ("“", "”")):
         at = text.rfind(opening, 0, start)
-        is_open = at >= 0 and (text.count('"', 0, start) % 2 if opening == closing else text.find(closing, at, start) < 0)
+        is_open = at >= 0 and (
+            text.count('"', 0, start) % 2 if opening == closing else text.find(closing, at, start) < 0
+        )
         if is_open and QUOTING.search(text[:at].lower()):
             return text.find(closing, start) + 1
     return 0
@@ -265,6 +269,12 @@ def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
         words[i] == "on" and SURFACES.intersection(words[i + 1 : i + 4]) for i in range(end, min(end + 3, len(words)))
     )
     return is_on or "framed" in words[phrase.first : end] or bool(HANGING.intersection(words[end : end + 10]))
+
+
+def is_idiom(scene: Scene, i: int) -> bool:
+    """True for a bare noun that a preposition joins with itself: "hand in hand"."""
+    words, tokens = scene.words, scene.tokens
+    return any(words[a : a + 3 : 2] == [words[i]] * 2 and tokens[a + 1].pos == "ADP" for a in (i, i - 2) if a >= 0)
 
 
 def is_position(scene: Scene, phrase: NounPhrase, head: str) -> bool:

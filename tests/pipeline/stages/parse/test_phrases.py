@@ -172,6 +172,7 @@ def test_grapheme_cluster_is_never_cut() -> None:
         ("a stop sign over a dog", "a stop sign"),
         ("a photo of a monument", "a monument"),
         ("the front of a tram", "the front"),
+        ("a box on a box", "a box"),
         ('a "bench" on a lawn', "bench"),
         ("a cartoon above a desk", "a cartoon"),
         ("a girl draws a doodle of a sheep", "a doodle"),
@@ -201,6 +202,7 @@ def test_groundable_phrase_is_not_removed(caption: str, phrase: str) -> None:
         ("a close up of a walrus", "a close", "invisible"),
         ('a towel that says "Beach Club"', "Beach Club", "invisible"),
         ("a barrel titled “Old Rum” by a hut", "Old Rum", "invisible"),
+        ("two sisters walking arm in arm", "arm", "invisible"),
         ("a goat in front of a shed", "front", "invisible"),
         ("an owl on top of a mast", "top", "invisible"),
         ("a bin in back of a shop", "back", "invisible"),
@@ -313,7 +315,9 @@ def test_heads_of_phrases_are_repaired(caption: str, phrases: list[str]) -> None
 
 
 def test_expression_has_the_whole_quotation_of_what_is_written() -> None:
-    assert 'a wooden board reading "Goats are fun"' in expressions('A farmer lifts a wooden board reading "Goats are fun"')
+    assert 'a wooden board reading "Goats are fun"' in expressions(
+        'A farmer lifts a wooden board reading "Goats are fun"'
+    )
     assert 'A cup with the words "We bake"' in expressions('A cup with the words "We bake" and a jug')
 
 
