@@ -69,5 +69,5 @@ def noun_chunks(anno: dict[str, Any], caption: str, width: int, height: int) -> 
             spans[-1][1] = max(end, spans[-1][1])
         else:
             spans.append([start, end])
-    for span in spans or [UNPLACED]:
+    for span in spans or [[*UNPLACED]]:
         yield [*span, x / width, y / height, (x + w) / width, (y + h) / height, 1.0]

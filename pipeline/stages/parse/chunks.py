@@ -1,7 +1,7 @@
 """Noun phrases from the noun chunks of spaCy; docs/phrases.md explains the rules and what each of them gains."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import regex
@@ -108,7 +108,7 @@ def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
     return [_without_depiction(scene.words, scene.tokens, phrase) for phrase in divided]
 
 
-def _with_head(scene: Scene, phrase: NounPhrase, covered: Collection[int]) -> NounPhrase:
+def _with_head(scene: Scene, phrase: NounPhrase, covered: set[int]) -> NounPhrase:
     """Return a phrase with its head, from which the parser made a verb or a clause: "a tree" + "frog", "a trash" + "can"."""
     words, tokens, (first, end, root, _) = scene.words, scene.tokens, phrase
     if root != end - 1 or end in covered or end == len(words) or scene.segment_of[end] != scene.segment_of[root]:
@@ -136,7 +136,7 @@ def _with_thing(scene: Scene, phrase: NounPhrase) -> NounPhrase:
     return NounPhrase(first, end, end - 1, end - 1) if is_thing else phrase
 
 
-def _before_verbs(tokens: Sequence[Token], covered: Collection[int]) -> Iterator[NounPhrase]:
+def _before_verbs(tokens: Sequence[Token], covered: set[int]) -> Iterator[NounPhrase]:
     """Yield the phrases whose noun the parser made a modifier of the verb after it: "a blue dress" + "smiles"."""
     for root, token in enumerate(tokens[:-1]):
         is_modifier = token.pos in NOUNS and token.head == root + 1 and token.dep in MODIFIERS
@@ -147,7 +147,7 @@ def _before_verbs(tokens: Sequence[Token], covered: Collection[int]) -> Iterator
             yield NounPhrase(first, root + 1, root, root)
 
 
-def _alone(scene: Scene, covered: Collection[int]) -> Iterator[NounPhrase]:
+def _alone(scene: Scene, covered: set[int]) -> Iterator[NounPhrase]:
     """Yield the segments of one or two words from whose noun the parser made a verb: "barn", "old fork"."""
     for segment in scene.segments:
         if not 1 <= len(segment.tokens) <= 2 or covered.intersection(segment.tokens):
