@@ -30,7 +30,7 @@ from pipeline.stages.parse.chunks import (
 )
 from pipeline.stages.parse.config import ParseConfig, Rules
 from pipeline.stages.parse.labels import NOUNS, singular
-from pipeline.stages.parse.lexicon import is_abstract, is_animate, listed, shares
+from pipeline.stages.parse.lexicon import is_abstract, is_animate, is_known, is_present_participle, listed, shares
 from pipeline.stages.parse.normalise import NEGATED, Hidden
 from pipeline.stages.parse.types import Chunk, RefExp, Token, maximal
 from schemas.status import given_code
@@ -317,7 +317,7 @@ class Expander:
                 break  # the rest is a gap, such as a part in brackets
             end += 1
         if self.describes:
-            high = self._stop(phrase, high)
+            high = self._with_state(self._stop(phrase, high))
         is_cut = high < len(tokens) and segment_of[high] == -1 and ALPHANUMERIC.search(self.scene.words[high])
         while high > phrase.end and (self._is_edge_mark(high - 1) or (is_cut and tokens[high - 1].pos in STRANDED)):
             high -= 1
@@ -334,9 +334,12 @@ class Expander:
                 more = [i for i in children[tokens[of].head] if i >= end and tokens[i].dep in CLAUSES]
                 pending += (more := [i for i in more if words[i] not in VIEWPOINTS])
                 inside.update(more)
-            if self._is_participle(verb := tokens[top].head) and tokens[top].dep in SUBJECTS and top < verb:
+            if self._is_participle(verb := tokens[top].head) and top < verb and tokens[top].dep in (*SUBJECTS, "dobj"):
                 pending.append(verb)  # "boat docked at a pier", of which the parser made a sentence
                 inside.add(verb)
+            if rest := self._divided(phrase):
+                pending += [end, rest.root]  # "girl holding balloon", which the parser took for a compound
+                inside.update(range(end, rest.end))
         while pending:
             node = pending.pop()
             followed = [child for child in children[node] if tokens[child].dep not in CONJUNCTS]
@@ -366,15 +369,24 @@ class Expander:
         return view != noun and singular(tokens[view]) in ("view", "shot")
 
     def _is_participle(self, verb: int) -> bool:
-        """True for a participle without an auxiliary at the root."""
-        tokens = self.scene.tokens
-        labels = {tokens[child].dep for child in self.children[verb]}
+        """True for a participle of a clause of its own: without an auxiliary, apart from that of "cheese being cut"."""
+        tokens, words = self.scene.tokens, self.scene.words
+        labels = {tokens[child].dep for child in self.children[verb] if words[child] != "being"}
         is_past = tokens[verb].tag == "VBD" and not labels & {"dobj", "ccomp", "xcomp"}
+        is_present = tokens[verb].tag in ("VBG", "NN") and is_present_participle(words[verb])
         return (
-            tokens[verb].head == verb
+            (tokens[verb].head == verb or (tokens[verb].dep == "advcl" and not is_past))
             and not labels & {"aux", "auxpass"}
-            and (tokens[verb].tag in ("VBG", "VBN") or is_past)
+            and (is_present or tokens[verb].tag == "VBN" or is_past)
         )
+
+    def _divided(self, phrase: NounPhrase) -> NounPhrase | None:
+        """Return what is behind the participle after someone, if the parser took the three for a compound."""
+        tokens, (_, end, root, _) = self.scene.tokens, phrase
+        if end + 1 not in self.starting or not is_present_participle(self.scene.words[end]):
+            return None
+        rest = self.starting[end + 1][0]
+        return rest if self._is_animate(tokens[root]) and rest.root in (tokens[root].head, tokens[end].head) else None
 
     def _is_wearers(self, noun: int, child: int) -> bool:
         """True for a participle that belongs to the one who has the thing: "toddler in tutu jumping in a puddle"."""
@@ -405,7 +417,7 @@ class Expander:
         if any(tokens[child].dep in SUBJECTS for child in self.children[conjunct]):
             return False
         is_someone = token.pos in NOUNS and self._is_animate(token)
-        return not is_someone or self._is_animate(tokens[token.head])
+        return not is_someone or self._is_animate(tokens[token.head]) or tokens[token.head].dep == "conj"
 
     def _describes_head(self, conjunct: int) -> bool:
         """True if the parser took a thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
@@ -415,27 +427,32 @@ class Expander:
         tokens, words = self.scene.tokens, self.scene.words
         head = tokens[conjunct].head
         has = any(words[i] in ("with", "in", "wearing", "holding") for i in self.children[head] if head < i < conjunct)
-        is_thing = tokens[conjunct].pos == "NOUN" and not self._is_animate(tokens[conjunct])
+        is_name = tokens[conjunct].pos == "PROPN" and not is_known(words[conjunct])
+        is_thing = tokens[conjunct].pos in NOUNS and not is_name and not self._is_animate(tokens[conjunct])
         if self._is_animate(tokens[head]):
             return has and is_thing
-        has = any(words[i] in ("with", "featuring") for i in self.children[head] if head < i < conjunct)
-        return has and is_thing and shares(singular(tokens[conjunct])).get("location", 0) == 0
+        has = any(words[i] in ("with", "w/", "featuring") for i in self.children[head] if head < i < conjunct)
+        return has and is_thing and shares(singular(tokens[conjunct])).get("location", 0) < 0.5
 
     def _is_animate(self, token: Token) -> bool:
         return self.is_english and is_animate(singular(token))
 
-    def _stop(self, phrase: NounPhrase, end: int) -> int:
-        """Return the end after a whole list, and before what is no description.
+    def _with_state(self, end: int) -> int:
+        """Return the end after the state of a part, at the end: "a car with its hood" + "open"."""
+        tokens, words = self.scene.tokens, self.scene.words
+        last = next((i for i, (phrase, _) in self.starting.items() if phrase.end == end), None)
+        if last is None or words[last] not in ("his", "her", "its", "their") or words[last - 1 : last] != ["with"]:
+            return end
+        state = end + 1 if end < len(tokens) and tokens[end].tag == "RB" else end
+        is_state = state < len(tokens) and (tokens[state].tag in ("JJ", "VBN", "VBD", "RP") or words[state] == "open")
+        return state + 1 if is_state and tokens[min(state + 1, len(tokens) - 1)].pos not in NOUNS else end
 
-        That is a finite verb without a relative word, a comma that neither a list nor a clause follows, a time or an event at
-        the end, and a mark without its partner.
-        """
+    def _stop(self, phrase: NounPhrase, end: int) -> int:
+        """Return the end after a whole list, before what is no description, and before a mark without its partner."""
         scene, starting = self.scene, self.starting
         words, tokens = scene.words, scene.tokens
         for i in range(phrase.end, end):
-            is_finite = tokens[i].tag in ("VBZ", "VBP", "MD") or words[i] in ("was", "were")
-            is_owner = words[i] == "by" and tokens[min(i + 1, end - 1)].pos == "PROPN" and tokens[i - 1].pos != "VERB"
-            if is_owner or (is_finite and words[i] not in RELATIVES):
+            if self._is_other(phrase, i, end):
                 end = i
             if i >= end or words[i] in RELATIVES:
                 break
@@ -443,16 +460,7 @@ class Expander:
             if words[i] == "," and not self._goes_on(phrase, i + 1, end):
                 end = i
                 break
-        last = next((i for i in range(end - 1, phrase.end, -1) if i in starting), None)
-        if (
-            last is not None
-            and starting[last][0].end == end
-            and tokens[last - 1].pos == "ADP"
-            and starting[last][1].removed
-        ):
-            classes = shares(singular(tokens[starting[last][0].root]))
-            if classes.get("time", 0) + classes.get("event", 0) + classes.get("act", 0) > 0.5:
-                end = last - 1
+        end = self._without_last(phrase, end)
         text, start = scene.text, starting[phrase.first][1].start
         for opening, closing in (("(", ")"), ("[", "]")):
             span = text[start : tokens[end - 1].end]
@@ -471,6 +479,41 @@ class Expander:
             end = max(phrase.end, _first(words, '"', phrase.end, end))
         return end
 
+    def _is_other(self, phrase: NounPhrase, i: int, end: int) -> bool:
+        """True if no description of the thing begins at token `i`.
+
+        That is a finite verb without a relative word, a time, an owner, what others do meanwhile, and what belongs to the one
+        who acts: "the ball with her racket".
+        """
+        words, tokens, word = self.scene.words, self.scene.tokens, self.scene.words[i]
+        if word in ("while", "as"):
+            return any(tokens[child].dep in SUBJECTS for child in self.children[tokens[i].head])
+        if word in ("during", "after", "before"):
+            return tokens[i].pos in ("ADP", "SCONJ")
+        if word == "by":
+            return tokens[min(i + 1, end - 1)].pos == "PROPN" and tokens[i - 1].pos != "VERB"
+        if word in ("with", "in"):
+            is_hers = words[i + 1 : i + 2] in (["his"], ["her"])
+            return is_hers and not any(t.pos == "PROPN" or self._is_animate(t) for t in tokens[phrase.first : i])
+        is_finite = tokens[i].tag in ("VBZ", "VBP", "MD") or word in ("was", "were")
+        return is_finite and word not in RELATIVES
+
+    def _without_last(self, phrase: NounPhrase, end: int) -> int:
+        """Return the end before a last phrase that describes nothing: a time, an event, a word for the picture, a place."""
+        words, tokens, starting = self.scene.words, self.scene.tokens, self.starting
+        last = next((i for i in range(end - 1, phrase.end, -1) if i in starting), end)
+        if last == end or starting[last][0].end != end:
+            return end
+        root, before, is_removed = starting[last][0].root, words[last - 1], starting[last][1].removed
+        if is_removed and tokens[root].dep == "appos" and before[0].isalnum():
+            return last
+        classes = shares(singular(tokens[root]))
+        is_time = is_removed and sum(classes.get(name, 0) for name in ("time", "event", "act")) > 0.5
+        is_own = phrase.first <= tokens[last - 1].head < phrase.end and before in ("in", "at", "near", "outside")
+        is_place = is_own and tokens[root].pos == "PROPN" and not is_known(words[root])
+        is_home = before == "at" and words[last:end] == ["home"]
+        return last - 1 if is_home or is_place or (is_time and tokens[last - 1].pos == "ADP") else end
+
     def _goes_on(self, phrase: NounPhrase, i: int, end: int) -> bool:
         """True if a list or a clause that belongs to a phrase begins at token `i`, after a comma."""
         words, tokens = self.scene.words, self.scene.tokens
@@ -486,7 +529,7 @@ class Expander:
             return dep in CLAUSES and tokens[head].pos != "PROPN"
         has_conjunction = any(words[j] in ("and", "&", "or") for j in range(i, end))
         return (
-            dep == "conj"
+            (dep == "conj" and not (tokens[parent].pos == "VERB" and tokens[head].pos in (*NOUNS, "ADJ")))
             or dep in CLAUSES
             or (dep in ("appos", "npadvmod") and has_conjunction and tokens[head].pos == "NOUN")
         )
