@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_956),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(42, 6_568),
-    "pipeline": Size(153, 33_618, 9),
-    "trainer": Size(193, 28_498, 12),
+    "hypergrit_common": Size(42, 6_617),
+    "pipeline": Size(153, 33_839, 9),
+    "trainer": Size(193, 28_630, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(30, 4_534),
-    "tests": Size(621, 67_247),
+    "tests": Size(621, 67_881),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -30,7 +30,7 @@ from trainer.checkpoints.folder import MARK, TENSORS
 from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3, read_saved
 from trainer.checkpoints.open_clip_layout import CONFIG_FILE, read_open_clip
 from trainer.checkpoints.skeleton import skeleton
-from trainer.checkpoints.tokenizer_files import load_tokenizer, named_tokenizer, write_tokenizer
+from trainer.checkpoints.tokenizer_files import OPENAI, load_tokenizer, named_tokenizer, write_tokenizer
 from trainer.checkpoints.towers import (
     COPY,
     WEIGHTS,
@@ -224,7 +224,9 @@ def load_folder(folder: Path, trust: Sequence[str] = ()) -> LoadedModel:
     model = fitted(skeleton(config["model"], parsed, state, folder), state, weights)
     if is_checkpoint:
         model.begin_step(config["record"]["steps"])
-        tokenizer = named_tokenizer(config["tokenizer"], model.config.text)
+        if (name := config["tokenizer"]) not in (OPENAI, *trust):
+            raise ValueError(f"{source} names the tokenizer {name}; give trust=[{name}] if it may be read")
+        tokenizer = named_tokenizer(name, model.config.text)
     else:
         tokenizer = load_tokenizer(config["tokenizer"], folder, model.config.text)
     try:
