@@ -62,7 +62,7 @@ class Attention(nn.Module):
         if starts is not None:
             q, k, v = qkv.view(length, 3, self.heads, w // self.heads).unbind(1)
             packed = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
-            return self.out_proj(cast(Tensor, packed).view(b, length, w))
+            return self.out_proj(cast(Tensor, packed).reshape(b, length, w))
         q, k, v = qkv.view(b, length, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out_proj(mixed.transpose(1, 2).reshape(b, length, w))

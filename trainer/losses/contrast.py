@@ -144,7 +144,8 @@ class ContrastiveLoss:
         if self.bias is not None:  # the same sum over all pairs in both directions
             return sum(weights) / len(weights) * self.one_way(image, all_texts, scale, targets)
         is_plain = weights == (1.0, 1.0) and world_size() == 1
-        if is_plain and (symmetric := self.implementation(all_images, all_texts).symmetric):
+        symmetric = self.implementation(all_images, all_texts).symmetric if is_plain else None
+        if symmetric is not None:  # not by its truth, which torch.compile of torch 2.11 cannot trace
             return symmetric(scale)
         sides = ((image, all_texts), (text, all_images))
         losses = [

@@ -285,7 +285,7 @@ class Points:
         Returns:
             One of the names.
         """
-        return max((general, specific), key=lambda name: self.stream(name).owner is not None)
+        return specific if self.stream(general).owner is None and self.stream(specific).owner is not None else general
 
     def repeated(self, name: str, other: str, points: Tensor) -> Tensor:
         """The points of a stream without owners, one for each row of `other`; those of a stream with owners as they are."""
