@@ -80,8 +80,8 @@ def atomic_write(
     draft.touch(exist_ok=False)
     try:
         yield draft
-        sync(draft)
-        with fence():
+        with fence():  # who takes over while this process stands still removes the draft
+            sync(draft)
             os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
