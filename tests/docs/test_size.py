@@ -27,7 +27,7 @@ LIMITS = {
     "schemas": Size(13, 1_956),
     "hypergrit": Size(3, 83),
     "hypergrit_common": Size(42, 6_617),
-    "pipeline": Size(153, 33_839, 9),
+    "pipeline": Size(153, 33_837, 9),
     "trainer": Size(193, 28_631, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(30, 4_534),

@@ -259,10 +259,8 @@ def merge_collectives(words: Sequence[str], tokens: Sequence[Token], phrases: Se
         is_partitive = words[phrase.root] in PARTITIVES
         is_quantity = is_partitive or singular(tokens[phrase.root]) in COLLECTIVES
         if is_quantity and singular(tokens[phrase.root]) in DEPICTIONS and phrase.first < phrase.root:
-            is_quantity = tokens[phrase.root - 1].pos in (
-                "DET",
-                "NUM",
-            )  # "a shot of rum", but not "drone shot of reefs"
+            # "a shot of rum", but not "drone shot of reefs"
+            is_quantity = tokens[phrase.root - 1].pos in ("DET", "NUM")
         has_member = found and found[-1].first == phrase.end + 1 and words[phrase.end] == "of"
         if is_quantity and has_member and (is_partitive or not _is_part(words, phrase, found[-1])):
             phrase = _with_conjunct(words, tokens, phrase, found)

@@ -295,6 +295,7 @@ class Expander:
     ) -> None:
         self.scene, self.describes, self.is_english = scene, describes, is_english
         self.starting = {phrase.first: (phrase, chunk) for phrase, chunk in zip(phrases, chunks, strict=True)}
+        self.ending = {phrase.end: phrase.first for phrase in phrases}
         self.children: list[list[int]] = [[] for _ in scene.tokens]
         for index, token in enumerate(scene.tokens):
             if token.head != index:
@@ -440,7 +441,7 @@ class Expander:
     def _with_state(self, end: int) -> int:
         """Return the end after the state of a part, at the end: "a car with its hood" + "open"."""
         tokens, words = self.scene.tokens, self.scene.words
-        last = next((i for i, (phrase, _) in self.starting.items() if phrase.end == end), None)
+        last = self.ending.get(end)
         if last is None or words[last] not in ("his", "her", "its", "their") or words[last - 1 : last] != ["with"]:
             return end
         state = end + 1 if end < len(tokens) and tokens[end].tag == "RB" else end
@@ -501,8 +502,7 @@ class Expander:
     def _without_last(self, phrase: NounPhrase, end: int) -> int:
         """Return the end before a last phrase that describes nothing: a time, an event, a word for the picture, a place."""
         words, tokens, starting = self.scene.words, self.scene.tokens, self.starting
-        last = next((i for i in range(end - 1, phrase.end, -1) if i in starting), end)
-        if last == end or starting[last][0].end != end:
+        if (last := self.ending.get(end, 0)) <= phrase.end:
             return end
         root, before, is_removed = starting[last][0].root, words[last - 1], starting[last][1].removed
         if is_removed and tokens[root].dep == "appos" and before[0].isalnum():
