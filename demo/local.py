@@ -13,32 +13,25 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from demo.serve import HOST, PORT
-from hypergrit_common.processes import descendants, kill
+from hypergrit_common.processes import descendants, free_ports, kill
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_S = 120.0
 
 
 def usable_port() -> int:
-    """Return the default port if it is free, so that repeated runs use the same URLs; otherwise any free port.
-
-    Raises RuntimeError if no port is free.
-    """
-    for port in (PORT, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise RuntimeError(f"no free port on {HOST}")
+    """Return the default port if it is free, so that repeated runs use the same URLs; otherwise any free port."""
+    with socket.socket() as probe, suppress(OSError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((HOST, PORT))
+        return PORT
+    return free_ports(1)[0]
 
 
 def wait_for_answer(request: urllib.request.Request, process: "subprocess.Popen[bytes]", log: Path, name: str) -> None:
@@ -93,18 +86,6 @@ class LocalRay:
 
     address: str
     env: dict[str, str]
-
-
-def free_ports(n: int) -> list[int]:
-    """Return `n` different free ports."""
-    sockets = [socket.socket() for _ in range(n)]
-    try:
-        for sock in sockets:
-            sock.bind((HOST, 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 @contextmanager

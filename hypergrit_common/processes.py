@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -24,6 +25,8 @@ MARK: Final = "HYPERGRIT_STARTED_BY"
 """Variable of the environment that marks what processes have started: the marks of all of them, with spaces between."""
 GRACE_S: Final = 4.0
 """Seconds that the marked programs have to end by themselves."""
+SERVERS: Final = range(20_000, 32_768)
+"""Ports between those of Ray's workers and those that Linux gives to connections, which any client may get."""
 
 
 def stat_fields(pid: int) -> list[str] | None:
@@ -56,6 +59,21 @@ def free_memory() -> int:
 def n_cpus() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_ports(n: int) -> list[int]:
+    """Return `n` different ports of this machine on which servers can listen later. Raises RuntimeError if none is free.
+
+    They are drawn, so that processes that draw at the same time get different ones.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(SERVERS, len(SERVERS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            found.append(port)
+        if len(found) == n:
+            return found
+    raise RuntimeError(f"fewer than {n} ports of {SERVERS.start} to {SERVERS.stop - 1} are free")
 
 
 def descendants(root: int) -> dict[int, str]:

@@ -10,14 +10,10 @@ from pathlib import Path
 import pytest
 
 from demo import local
-from demo.local import free_ports, server, stop_with_descendants, usable_port
+from demo.local import server, stop_with_descendants, usable_port
 from demo.serve import HOST, PORT
-from hypergrit_common.processes import descendants, started_at
+from hypergrit_common.processes import descendants, free_ports, started_at
 from tests.patience import PATIENCE_S, wait_until
-
-
-def test_free_ports_are_all_different() -> None:
-    assert len(set(free_ports(6))) == 6
 
 
 def test_another_port_is_used_if_the_default_port_is_taken() -> None:

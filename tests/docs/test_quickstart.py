@@ -4,12 +4,13 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from hypergrit_common.processes import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "docs" / "quickstart.md"
@@ -19,17 +20,11 @@ def blocks(language: str) -> str:
     return "\n".join(re.findall(rf"```{language}\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL))
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.rest
 @pytest.mark.timeout(1200)
 @pytest.mark.slow
 def test_the_commands_lead_from_ten_urls_to_heads_that_are_evaluated_and_shown(tmp_path: Path) -> None:
-    script = blocks("bash").replace("8800", str(free_port())) + f"\npython - <<'END'\n{blocks('python')}\nEND\n"
+    script = blocks("bash").replace("8800", str(free_ports(1)[0])) + f"\npython - <<'END'\n{blocks('python')}\nEND\n"
     script = f'hypergrit() {{ python -m hypergrit "$@"; }}\n{script}'  # of this checkout, whichever is installed
     for written, here in (
         ("out/quickstart", str(tmp_path)),

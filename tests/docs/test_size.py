@@ -26,10 +26,10 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_956),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(42, 6_617),
+    "hypergrit_common": Size(42, 6_635),
     "pipeline": Size(153, 33_837, 9),
     "trainer": Size(193, 28_631, 12),
-    "demo": Size(33, 4_329),
+    "demo": Size(33, 4_310),
     "benchmarks": Size(30, 4_534),
     "tests": Size(621, 67_881),
 }

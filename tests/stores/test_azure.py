@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from hypergrit_common.processes import free_ports
 from tests.patience import PATIENCE_S, wait_until
 from tests.stores.jobs import check_store
 
@@ -25,9 +26,7 @@ ACCOUNT, KEY = (
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if AZURITE is None:
         pytest.skip("azurite-blob (npm install azurite) is not in PATH")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [AZURITE, "--silent", "--skipApiVersionCheck", "--location", str(tmp_path), "--blobHost", "127.0.0.1"]
     process = subprocess.Popen([*command, "--blobPort", str(port)])
     text = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"

@@ -1,20 +1,17 @@
 """Fixtures of the trainer's tests."""
 
-import socket
 from pathlib import Path
 
 import pytest
 
+from hypergrit_common.processes import free_ports
 from tests.trainer.small_run import run_forked
 
 
 @pytest.fixture
 def free_port() -> int:
     """A port of this machine on which nothing listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
+from hypergrit_common.processes import free_ports
 from pipeline.stages.download import hosts
 from pipeline.stages.download.fetch import Deadline, Request
 from pipeline.stages.download.hosts import Host, HostDeadError
@@ -95,9 +96,7 @@ def test_rows_of_another_port_of_a_dead_host_are_kept(web: TinyWeb, black_hole: 
 
 def test_a_server_that_refuses_while_it_restarts_keeps_its_rows() -> None:
     """Refusals come fast: many of them within `connect_timeout_s` do not make a host dead."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
+    (port,) = free_ports(1)
     image = jpeg()
 
     def serve_later() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hypergrit_common.processes import free_ports
 from pipeline.stages.download import permits
 from pipeline.stages.download.permits import (
     JobPermits,
@@ -131,9 +132,7 @@ def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.Monk
     monkeypatch.setattr(permits, "RECONNECT_S", 0.3)
     with PermitServer(limit=1) as server:
         wrong = server.address._replace(secret="x" * 32)
-        with socket.socket() as closed:
-            closed.bind(("127.0.0.1", 0))
-            nobody = server.address._replace(port=closed.getsockname()[1])
+        nobody = server.address._replace(port=free_ports(1)[0])
         for address in (nobody, wrong):
             with pytest.raises(PermitsError):
                 Download(config(), permits=address)(table("http://127.0.0.1:3/", "http://127.0.0.1:2/"))
