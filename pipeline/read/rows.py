@@ -111,6 +111,11 @@ IMAGE_NAMES: Final = (
 )
 PATH_NAMES: Final = ("image_path", "file_name", "filename", "filepath")
 PATHS: Final = (*PATH_NAMES, *IMAGE_NAMES)
+ANNOTATIONS: Final = {
+    ("images", "annotations"): "captions of COCO, run jobs/pipeline/coco.sh",
+    ("filename", "grounding"): "lines of ODVG, make rows of them as docs/inputs.md shows (Boxes of ODVG)",
+}
+"""Columns of formats whose records are no pairs -> what they are, and what to do with them."""
 
 
 class Columns(NamedTuple):
@@ -247,6 +252,8 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
     more = "; or, if the rows are in a list within an object, read.json_key=NAME" if kind.name == "json" else ""
     if kind.name in ("csv", "tsv") and len(own) == 1:
         more = next((f"; or read.delimiter={sign!r}" for sign in ",;|\t" if sign in next(iter(own))), "")
+    if fix := next((fix for keys, fix in ANNOTATIONS.items() if own.keys() >= set(keys)), None):
+        more = f"; or, if these are {fix}"
     for role, configured, known in (
         ("url", config.url_column, URL_NAMES),
         ("image", config.image_column, IMAGE_NAMES),

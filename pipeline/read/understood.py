@@ -1,4 +1,4 @@
-"""How the input was understood: found when the job is planned, and told before its first row is read."""
+"""How the input was understood: found when the job is planned, and printed before its first row is read."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

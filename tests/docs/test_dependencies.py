@@ -105,3 +105,10 @@ def test_the_lock_file_has_every_declared_package_with_hashes_and_names_no_host(
         assert declared(*extras) <= locked
         assert all("--hash=sha256:" in entry for entry in entries if "==" in entry.splitlines()[0])
         assert "://" not in text
+
+
+def test_pytest_xdist_keeps_the_tests_of_a_file_together(request: pytest.FixtureRequest) -> None:
+    """Fixtures of a file would be made in each process, and a Ray cluster too. It marks a test by a suffix of its id."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("one process, or processes without groups")
+    assert request.node.nodeid.endswith("@tests/docs/test_dependencies.py")

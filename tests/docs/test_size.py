@@ -27,11 +27,11 @@ LIMITS = {
     "schemas": Size(13, 1_956),
     "hypergrit": Size(3, 83),
     "hypergrit_common": Size(42, 6_635),
-    "pipeline": Size(153, 33_837, 9),
+    "pipeline": Size(153, 33_844, 9),
     "trainer": Size(193, 28_631, 12),
     "demo": Size(33, 4_310),
     "benchmarks": Size(30, 4_534),
-    "tests": Size(621, 67_881),
+    "tests": Size(622, 67_951),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
