@@ -1,6 +1,7 @@
 """Ray Data reads the shards, runs the stages, and its datasets become inputs: the examples of docs/shards.md."""
 
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,28 +69,31 @@ def test_the_page_contains_the_example_verbatim() -> None:
     assert f"```python\n{code}```\n" in (ROOT / "docs" / "shards.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.ray
-@pytest.mark.rest
-def test_ray_data_reads_shards_runs_the_stages_and_is_an_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def run_examples(folder: Path) -> None:
+    """Run the examples on a Ray of their own."""
     import ray.data
 
-    paths = {"PYTHONPATH": python_path(str(ROOT))}
-    init_ray("local", num_cpus=2, log_to_driver=False, runtime_env={"env_vars": paths})
+    init_ray("local", num_cpus=2, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": python_path(str(ROOT))}})
     try:
-        monkeypatch.setattr(sys, "argv", ["", str(write_uneven(tmp_path / "out"))])
+        sys.argv = ["", str(write_uneven(folder / "out"))]
         runpy.run_path(str(EXAMPLES / "read_ray_data.py"), run_name="__main__")
-        lines = [line for line in capfd.readouterr().out.splitlines() if CAPTION in line]
-        assert lines == [f"{key} (224, 224) {CAPTION} {boxes}" for key, boxes in zip(KEYS, BOXES, strict=True)]
-
         batches = ray.data.from_items(pairs()).iter_batches(batch_format="pyarrow", batch_size=2)
-        assert write_input(batches, tmp_path / "in") == 3
-        arguments = [f"input={tmp_path / 'in'}", f"output={tmp_path / 'boxes'}", "rows_per_shard=2"]
-        monkeypatch.setattr(sys, "argv", ["", *arguments])
+        assert write_input(batches, folder / "in") == 3
+        sys.argv = ["", f"input={folder / 'in'}", f"output={folder / 'boxes'}", "rows_per_shard=2"]
         runpy.run_path(str(EXAMPLES / "ray_data_stages.py"), run_name="__main__")
     finally:
         ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.rest
+def test_ray_data_reads_shards_runs_the_stages_and_is_an_input(tmp_path: Path) -> None:
+    # In a process of its own: this one may have joined a cluster, and starts others after it.
+    code = f"from tests.docs.test_ray_data import *; run_examples(Path({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if CAPTION in line]
+    assert lines == [f"{key} (224, 224) {CAPTION} {boxes}" for key, boxes in zip(KEYS, BOXES, strict=True)]
     rows = sorted(pq.read_table(tmp_path / "boxes").to_pylist(), key=lambda row: str(row["key"]))
     assert [row["key"] for row in rows] == [f"{i:012d}" for i in range(3)]
     assert all(row["status"] == "kept" and row["boxes"] and row["box_scores"] for row in rows)
