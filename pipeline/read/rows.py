@@ -253,7 +253,7 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
     if kind.name in ("csv", "tsv") and len(own) == 1:
         more = next((f"; or read.delimiter={sign!r}" for sign in ",;|\t" if sign in next(iter(own))), "")
     if fix := next((fix for keys, fix in ANNOTATIONS.items() if own.keys() >= set(keys)), None):
-        more = f"; or, if these are {fix}"
+        more += f"; or, if these are {fix}"
     for role, configured, known in (
         ("url", config.url_column, URL_NAMES),
         ("image", config.image_column, IMAGE_NAMES),

@@ -24,6 +24,13 @@ ODVG = [
         },
     },
     {"filename": "b.jpg", "height": 9, "width": 9, "grounding": {"caption": "a plain wall", "regions": []}},
+    {
+        "filename": "b.jpg", "height": 10, "width": 10,
+        "grounding": {
+            "caption": "a cup and a cup",
+            "regions": [{"bbox": [0, 0, 5, 10], "phrase": "a cup", "tokens_positive": [[10, 15]]}],
+        },
+    },
 ]  # fmt: skip
 
 
@@ -48,7 +55,10 @@ def read(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
 def test_annotations_of_coco_name_the_job_that_reads_them(tmp_path: Path) -> None:
     path = tmp_path / "captions_val2017.json"
     path.write_text(json.dumps({"info": {}, "images": [{"id": 5}], "annotations": [{"image_id": 5, "caption": "x"}]}))
-    with pytest.raises(UserError, match=r"no url column .* if these are captions of COCO, run jobs/pipeline/coco\.sh"):
+    with pytest.raises(
+        UserError,
+        match=r"no url column .*read\.json_key=NAME; or, if these are captions of COCO, run jobs/pipeline/coco\.sh",
+    ):
         read_all(path)
 
 
@@ -57,7 +67,7 @@ def test_each_phrase_of_odvg_that_the_caption_has_becomes_boxes(tmp_path: Path) 
     path.write_text("".join(json.dumps(row) + "\n" for row in ODVG))
     with pytest.raises(UserError, match=r"no caption column .* if these are lines of ODVG, make rows"):
         read_all(path, image_roots=(str(tmp_path),))
-    first, second = read(rows_of_odvg(path), tmp_path)
+    first, second, third = read(rows_of_odvg(path), tmp_path)
     assert [[round(edge, 3) for edge in box.values()] for box in first["given_noun_chunks"]] == [
         [0, 5, 0.1, 0.2, 0.3, 1, 1],
         [13, 21, 0, 0, 0.5, 0.5, 1],
@@ -65,3 +75,4 @@ def test_each_phrase_of_odvg_that_the_caption_has_becomes_boxes(tmp_path: Path) 
         [-1, -1, 0, 0, 0.005, 0.02, 1],
     ]
     assert second["given_noun_chunks"] == []
+    assert [list(box.values()) for box in third["given_noun_chunks"]] == [[10, 15, 0, 0, 0.5, 1, 1]]  # the second cup

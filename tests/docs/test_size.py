@@ -31,7 +31,7 @@ LIMITS = {
     "trainer": Size(193, 28_631, 12),
     "demo": Size(33, 4_310),
     "benchmarks": Size(30, 4_534),
-    "tests": Size(622, 67_955),
+    "tests": Size(622, 67_966),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
